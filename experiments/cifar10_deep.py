@@ -40,7 +40,7 @@ from experiments.experiment import (
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import make_method
 from experiments.table1 import split
-from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
+from soseleto.data import Augment, StrongAugment, Views, by_confusion, generator, symmetric
 from soseleto.models.by_name import by_name
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import Compute, Inputs
@@ -180,13 +180,10 @@ def noisy_labels(labels: Tensor, config: Any) -> Tensor:
         return symmetric(labels, config.noise, classes=10, seed=config.seed).labels
     if config.noise != "asymmetric":
         return labels
-    noisy = labels.clone()
+    confusion = torch.eye(10, dtype=torch.float64)
     for right, wrong in PAIRS:
-        members = (labels == right).nonzero().flatten()
-        order = members[torch.randperm(len(members), generator=generator(config.seed, "noise/confusion", right))]
-        count = round(ASYMMETRIC * len(members))
-        noisy[order[:count] if wrong < right else order[len(order) - count :]] = wrong
-    return noisy
+        confusion[right, right], confusion[right, wrong] = 1 - ASYMMETRIC, ASYMMETRIC
+    return by_confusion(labels, confusion, seed=config.seed).labels
 
 
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from experiments.deform import Deform
 from experiments.digits import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, accuracies, drawn, fields_of, line, rates, train
 from experiments.measures import compare
@@ -24,7 +23,7 @@ from experiments.methods import Attention, Luo
 from experiments.pseudo_labels import Guesses, Rounds, fit_unlabelled
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto
-from soseleto.data import Examples
+from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
 from soseleto.models.architectures import lenet_trunk
 from soseleto.task.optimizers import sgd
@@ -206,9 +205,9 @@ def method_of(config: Config, digits: Digits) -> Method:
     return method
 
 
-def moves(config: Config) -> Deform:
+def moves(config: Config) -> Augment:
     """Random changes of MNIST images, labelled or not."""
-    return Deform(
+    return Augment(
         rotate=config.rotate, scale=config.scale, shift=config.shift, shear=config.shear, elastic=config.elastic
     )
 
@@ -245,7 +244,7 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
     """Train once and measure: accuracy in percent, and what is known of the weights."""
     with drawn(config.seed, f"{NAME}/model"):
         trunk, heads = trunk_of(config), heads_of(config, digits)
-    of_source = replace(moves(config) if config.move_source else Deform(), sign=config.sign)
+    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign)
     shared: dict[str, Any] = {
         "target_batch_size": Balanced(config.target_batch_size),
         "inputs": Inputs(augment=(of_source, moves(config)), standardize=not config.standardize),

@@ -20,6 +20,7 @@ from soseleto.data import Examples, Preprocess, TablePreparation, cells
 from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
 from soseleto.data.preparation import prepared
+from soseleto.data.storage import check_size
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
@@ -276,11 +277,12 @@ def _array(values: Any) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """uint8 images stay uint8; everything else becomes float32; sparse ones dense."""
+    """uint8 images stay uint8; everything else becomes float32, or float64 as in ``inputs_of``; sparse ones dense."""
     if issparse(values):
+        check_size(4 * values.shape[0] * values.shape[1], what="the sparse matrix")
         return torch.from_numpy(values.astype(np.float32).toarray())
-    if values.dtype != np.uint8 or values.ndim < 3:
-        values = values.astype(np.float32)
+    if values.dtype != np.uint8 or values.ndim < 3:  # float32 where it holds every value of the type
+        values = values.astype(np.float32 if np.can_cast(values.dtype, np.float32) else np.float64)
     return inputs_of(values, name="X")
 
 

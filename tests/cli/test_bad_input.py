@@ -58,9 +58,15 @@ def copied(desk: Path) -> None:
     (desk / "source/cat/copy.png").write_bytes((desk / "target/cat/0.png").read_bytes())
 
 
+def linked_outside(desk: Path) -> None:
+    picture(desk.parent / f"{desk.name}-secret.png", 5)
+    (desk / "source/cat/link.png").symlink_to(desk.parent / f"{desk.name}-secret.png")
+
+
 FOLDERS = {
     "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "torn.png"),
     "duplicate": (copied, "the source has copies of 1 target example"),
+    "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
     "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
@@ -105,8 +111,8 @@ def test_bad_folders(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
 def test_bad_tables(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil, sentence = TABLES[kind]
     spoil(desk)
-    target = "target" if kind == "missing file" else "target.csv"
-    assert sentence in refused(desk, "source.csv", target, capsys)
+    images = kind in ("missing file", "path outside", "no path")
+    assert sentence in refused(desk, "source.csv", "target" if images else "target.csv", capsys)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -126,20 +132,27 @@ def fit(desk: Path, source: str, target: str, *more: str) -> RunFolder:
     return RunFolder.open(desk / "run")
 
 
-def test_a_file_name_that_is_not_utf8(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_not_utf8_go_through_a_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = os.fsencode(desk / "source/cat")
     try:
         os.rename(os.path.join(folder, b"0.png"), os.path.join(folder, b"\xe9.png"))
     except OSError:
         pytest.skip("the file system has only names of text")
-    assert r"cat/\udce9.png' is not UTF-8: rename the file" in refused(desk, "source", "target", capsys)
+    run = fit(desk, "source", "target")
+    assert r"cat/\xe9.png" in run.ranking()["id"]
+    for verb in (["rank", str(run.path)], ["predict", str(run.path), f"{desk}/source"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(verb)
+        assert left.value.code == 0
+        assert r"cat/\xe9.png" in capsys.readouterr().out
 
 
 def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (desk / "source.csv").read_text()
-    (desk / "source.csv").write_bytes(text.replace("cat", "bébé").encode("latin-1"))
+    (desk / "source.csv").write_bytes(text.replace("cat", "Bébé").replace("dog", "dog ").encode("latin-1"))
     (desk / "target.csv").write_bytes((desk / "target.csv").read_text().replace("cat", "bébé").encode("latin-1"))
     assert "encoding = 'latin-1' under [reading]" in refused(desk, "source.csv", "target.csv", capsys)
-    (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\n")
+    (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\nmerge_labels = true\n")
     run = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
     assert run.config()["classes"] == ["bébé", "dog"]

@@ -47,7 +47,7 @@ def test_crop_and_flip_give_windows_of_the_padded_image(dtype, crop, flip):
 def test_a_seed_decides_and_the_batch_is_left_alone():
     images = random_images()
     before = images.clone()
-    augment = Augment(crop=2, flip=True)
+    augment = Augment(crop=2, flip=True, rotate=10, scale=0.1, shift=0.1, sign=True, shear=10, elastic=0.05)
     first = augment(images, generator(0, "augment", 5))
     assert torch.equal(first, augment(images, generator(0, "augment", 5)))
     assert not torch.equal(first, augment(images, generator(0, "augment", 6)))
@@ -55,26 +55,89 @@ def test_a_seed_decides_and_the_batch_is_left_alone():
     assert Augment()(images, generator(0, "augment", 5)) is images
 
 
+def test_affine_turns_by_the_angle_it_draws():
+    image = torch.zeros(400, 1, 33, 61)  # oblong: distances are those of pixels
+    image[:, 0, 16, 40] = 1.0  # ten pixels to the right of the centre
+    made = Augment(rotate=90)(image, generator(0, "augment", 0))
+    mass = made.sum((1, 2, 3))
+    rows = (made[:, 0].sum(2) * torch.arange(33)).sum(1) / mass - 16
+    columns = (made[:, 0].sum(1) * torch.arange(61)).sum(1) / mass - 30
+    radius = (rows**2 + columns**2).sqrt()
+    assert radius.min() > 9.4
+    assert radius.max() < 10.6
+    angle = torch.rad2deg(torch.atan2(rows, columns))
+    assert angle.abs().max() <= 91
+    assert angle.min() < -80
+    assert angle.max() > 80
+
+
 def test_some_rows_of_a_batch_get_the_draws_of_the_whole_batch():
     images = torch.rand(12, 3, 9, 9)
-    augment = Augment(crop=2, flip=True)
+    augment = Augment(crop=2, flip=True, rotate=20, sign=True)
     whole = augment(images, generator(0, "augment", 0))
     rows = torch.tensor([1, 4, 10])
     some = augment(images[rows], Rows(generator(0, "augment", 0), 12, rows))
     assert torch.allclose(some, whole[rows], atol=1e-6)
 
 
-@pytest.mark.parametrize("crop", [-1, 1.5])
-def test_wrong_settings_are_refused(crop):
-    with pytest.raises(UsageError, match="crop"):
-        Augment(crop=crop)
+def test_shift_and_scale_stay_within_their_shares():
+    image = torch.zeros(300, 1, 40, 40)
+    image[:, 0, 15:25, 15:25] = 1.0
+    moved = Augment(shift=0.2)(image, generator(0, "augment", 0))[:, 0]
+    centre = (moved.sum(1) * torch.arange(40)).sum(1) / moved.sum((1, 2)) - 19.5
+    assert centre.abs().max() <= 8.1
+    assert centre.max() > 6
+    sizes = Augment(scale=0.2)(image, generator(0, "augment", 0)).sum((1, 2, 3)) / 100
+    assert 0.6 < sizes.min() < 0.75
+    assert 1.3 < sizes.max() < 1.48
+
+
+def test_shear_slants_by_the_angle_it_draws():
+    image = torch.zeros(400, 1, 41, 41)
+    image[:, 0, 10, 20] = image[:, 0, 30, 20] = 1.0  # ten pixels above and below the centre
+    made = Augment(shear=30)(image, generator(0, "augment", 0))[:, 0]
+    places = torch.arange(41.0) - 20
+    above = (made[:, 10] * places).sum(1) / made[:, 10].sum(1)
+    below = (made[:, 30] * places).sum(1) / made[:, 30].sum(1)
+    assert torch.allclose(above, -below, atol=1e-3)
+    slant = torch.rad2deg(torch.atan2(above, torch.tensor(10.0)))
+    assert 28 < slant.max() <= 30.1
+    assert -30.1 <= slant.min() < -28
+
+
+def test_elastic_bends_smoothly_within_its_share():
+    ramp = torch.arange(40.0).view(1, 1, 1, 40).expand(200, 1, 40, 40)  # a pixel's value is its column
+    bent = Augment(elastic=0.1)(ramp, generator(0, "augment", 0))[:, 0, 8:32, 8:32] - torch.arange(40.0)[8:32]
+    assert bent.abs().max() <= 1.5 * 0.1 * 40  # cubic interpolation goes a little beyond its points
+    assert bent.abs().max() > 0.05 * 40
+    assert bent.diff(dim=2).abs().max() < 1.0
+    assert float(bent.std(dim=0).min()) > 0.3
+    assert float(bent.mean(dim=0).abs().max()) < 0.6
+
+
+def test_sign_gives_the_negative_of_about_half():
+    for dtype, opposite in ((torch.uint8, lambda x: 255 - x), (torch.float32, lambda x: -x)):
+        images = random_images(n=200, dtype=dtype)
+        made = Augment(sign=True)(images, generator(0, "augment", 0))
+        kept = (made == images).flatten(1).all(1)
+        turned = (made == opposite(images)).flatten(1).all(1)
+        assert bool((kept ^ turned).all())
+        assert 60 < int(turned.sum()) < 140
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"crop": -1}, {"crop": 1.5}, {"scale": 1.0}, {"shear": 90}, {"elastic": -0.1}, {"rotate": float("nan")}]
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Augment(**wrong)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_gpu_gives_the_same_for_the_same_draws(dtype):
     images = random_images(dtype=dtype)
-    augment = Augment(crop=2, flip=True)
+    augment = Augment(crop=2, flip=True, sign=True)
     here = augment(images, generator(0, "augment", 0))
     there = augment(images.cuda(), generator(0, "augment", 0))
     assert there.is_cuda

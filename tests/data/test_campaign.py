@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from soseleto.data import Examples, Reading, as_examples, check_pair
 from soseleto.data.preparation import prepare
@@ -337,11 +339,19 @@ def with_objects(path: Path, table: Table) -> None:
     np.savez(path, x=np.float32(table.values), y=np.array([opens] * len(table.ids), dtype=object))
 
 
+def bomb(path: Path, table: Table) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 23, 1)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(1 << 25))
+        archive.writestr("y.npy", as_npz(table))
+
+
 def other_lengths(path: Path, table: Table) -> None:
     np.savez(path, x=np.float32(table.values), y=np.array([*table.labels, "more"]))
 
 
-WRONG_NPZ = (with_objects, other_lengths)
+WRONG_NPZ = (with_objects, bomb, other_lengths)
 
 
 @pytest.mark.parametrize("make", WRONG_NPZ, ids=lambda make: make.__name__)
@@ -373,3 +383,79 @@ def test_repeated_ids_and_missing_labels_are_refused(
     said = read(path, as_numbers(path, table))
     assert isinstance(said, str)
     assert "is used for two examples" in said
+
+
+# Folders and lists of images
+
+
+@st.composite
+def images(draw: st.DrawFn) -> list[tuple[str, str, str, int]]:
+    """Class, ending, damage and seed of each image."""
+    classes = draw(st.lists(PLAIN.filter(_is_file_name), min_size=1, max_size=3, unique=True))
+    how = st.sampled_from(["whole", "whole", "whole", "cut", "wrong ending", "empty", "text", "flipped"])
+    one = st.tuples(
+        st.sampled_from(classes), st.sampled_from([".png", ".jpg", ".bmp", ".PNG"]), how, st.integers(0, 99)
+    )
+    return draw(st.lists(one, min_size=1, max_size=8))
+
+
+def _is_file_name(name: str) -> bool:
+    return "/" not in name and not name.startswith(".") and "\\" not in name and len(name.encode()) < 200
+
+
+def picture(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+
+
+def encoded(ending: str, how: str, seed: int) -> bytes:
+    kind = {".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP"}[ending.lower()]
+    if how == "wrong ending":
+        kind = {"PNG": "BMP", "JPEG": "PNG", "BMP": "PNG"}[kind]
+    file = io.BytesIO()
+    Image.fromarray(picture(seed)).save(file, kind)
+    content = file.getvalue()
+    if how == "cut":
+        return content[: len(content) * seed // 100]
+    if how == "flipped":
+        at = len(content) * seed // 100
+        return content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
+    return {"empty": b"", "text": b"not an image"}.get(how, content)
+
+
+def write_images(folder: Path, drawn: list[tuple[str, str, str, int]]) -> list[str]:
+    """The images as files, and a list of them; the damage of each."""
+    lines = [["path", "label"]]
+    for at, (label, ending, how, seed) in enumerate(drawn):
+        file = folder / label / f"{at}{ending}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encoded(ending, how, seed))
+        lines.append([f"{label}/{at}{ending}", label])
+    with open(folder / "list.csv", "w", newline="") as opened:
+        csv.writer(opened).writerows(lines)
+    return [how for _, _, how, _ in drawn]
+
+
+@pytest.mark.parametrize("form", ["folder", "list"])
+@campaign
+@given(drawn=images(), data=st.data())
+def test_images_are_read_exactly_or_the_bad_ones_are_named(
+    form: str, drawn: list[tuple[str, str, str, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("images")
+    damage = write_images(folder, drawn)
+    found = read(folder if form == "folder" else folder / "list.csv")
+    whole = {"whole", "wrong ending"}
+    if isinstance(found, str):
+        assert not set(damage) <= whole, found
+        return
+    assert set(damage) <= {*whole, "flipped", "cut"}, damage  # a BMP has no checksum
+    assert found.classes is not None
+    names = sorted(f"{label}/{at}{ending}" for at, (label, ending, _, _) in enumerate(drawn))
+    given_ids = [found.id_of(row) for row in range(len(found))]
+    assert given_ids == (names if form == "folder" else [str(at) for at in range(len(drawn))])
+    for row, name in enumerate(given_ids):
+        at = int(name) if form == "list" else int(Path(name).stem)
+        label, ending, how, seed = drawn[at]
+        assert found.classes[int(found.labels[row])] == label
+        if ending.lower() in (".png", ".bmp") and how == "whole":  # read without loss
+            assert (found.inputs[row].permute(1, 2, 0).numpy() == picture(seed)).all()

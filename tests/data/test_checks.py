@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from soseleto.data import Examples, ProblemsError, Reading, check_pair, read_pair
+from soseleto.data.checks import duplicates
 from soseleto.errors import DataError
 
 
@@ -22,7 +24,11 @@ def messy(image_folder):
     (source / "ant" / "cut.png").write_bytes(whole[: len(whole) // 2])
     (source / "ant" / "text.jpg").write_text("this is no image")
     (source / "ant" / "nothing.png").write_bytes(b"")
+    Image.new("RGB", (1000, 8)).save(source / "bee" / "strip.png")
     (target / "ant" / "same.png").write_bytes((test / "ant" / "0200.png").read_bytes())
+    Image.open(source / "bee" / "0012.png").resize((96, 96), Image.Resampling.BICUBIC).save(
+        target / "bee" / "resized.jpg", quality=90
+    )
     return source, target, test
 
 
@@ -31,15 +37,20 @@ def test_everything_is_found_at_once(messy):
     assert kinds(problems) == {
         ("source", "empty class"),
         ("source", "unreadable"),
+        ("source", "absurd size"),
         ("target", "class not in source"),
         ("test", "unknown class"),
         ("test", "duplicate"),
+        ("source", "near duplicate"),
     }
     bad = {one for problem in problems if problem.where == "source" for one in problem.ids}
-    assert bad == {"ant/cut.png", "ant/text.jpg", "ant/nothing.png"}
+    assert bad == {"ant/cut.png", "ant/text.jpg", "ant/nothing.png", "bee/strip.png", "bee/0012.png"}
     (copy,) = [problem for problem in problems if problem.kind == "duplicate"]
     assert copy.ids == ("ant/0200.png",)
     assert "target ant/same.png = test ant/0200.png" in copy.text
+    (near,) = [problem for problem in problems if problem.kind == "near duplicate"]
+    assert "target bee/resized.jpg = source bee/0012.png" in near.text
+    assert not near.stops
 
 
 def test_they_stop_or_are_left_out(messy):
@@ -48,7 +59,7 @@ def test_they_stop_or_are_left_out(messy):
     assert kinds(caught.value.problems) == kinds(check_pair(*messy, mode="noisy"))
     assert "ant/cut.png" in str(caught.value)
     pair = read_pair(*messy, mode="noisy", skip_bad=True)
-    assert len(pair.source) == 20
+    assert len(pair.source) == 20  # with the near duplicate, which may be another image
     assert "yak/0104.png" not in pair.target.ids
     assert pair.test.ids == ("ant/0201.png", "bee/0202.png")
     assert {one for problem in pair.dropped for one in problem.ids} >= {"yak/0104.png", "gnu/0203.png"}
@@ -91,18 +102,37 @@ def test_columns_of_a_table(tmp_path, infinite):
     assert read_pair(source, target, mode="noisy", skip_bad=True).source.ids == ("0", "1")
 
 
+def test_images_that_are_only_similar_do_not_stop(image_folder):
+    source = image_folder("source", {"a": list(range(8)), "b": list(range(8, 16))})
+    target = image_folder("target", {"a": [100], "b": [101]})
+    similar = np.asarray(Image.open(source / "a" / "0003.png")).copy()
+    similar[8:12, 8:12] ^= 3  # another picture, though hardly
+    Image.fromarray(similar).save(target / "a" / "like.png")
+    pair = read_pair(source, target, mode="noisy")
+    (problem,) = pair.problems
+    assert (problem.kind, problem.stops, pair.dropped) == ("near duplicate", False, ())
+    assert "(target a/like.png = source a/0003.png)" in problem.text
+    assert "a/0003.png" in pair.source.ids
+
+
 def test_rows_equal_only_where_both_are_missing_are_no_duplicates(tmp_path):
     source, target = tmp_path / "s.csv", tmp_path / "t.csv"
     head = "id,a,b,c,d,e,label\n"
     source.write_text(head + "p,,,,,7,x\nq,1,2,3,4,5,y\nr,,,,,,x\ns,1,,3,4,5,x\n")
     target.write_text(head + "t,,,,,7,x\nu,9,2,3,4,5,y\nv,,,,,,x\nw,1,,3,4,5,y\n")
-    found = [problem for problem in check_pair(source, target, mode="noisy") if problem.kind == "checked"]
+    kinds = ("checked", "near duplicate")
+    found = [problem for problem in check_pair(source, target, mode="noisy") if problem.kind in kinds]
     assert [(problem.kind, problem.stops, problem.ids) for problem in found] == [
         ("checked", False, ("s",)),  # four equal values are no chance
+        ("near duplicate", False, ("p", "r")),
     ]
+    assert "(target t = source p, target v = source r)" in found[1].text
 
 
 def test_labels_that_are_hardly_labels(tmp_path):
+    source = (np.random.default_rng(0).random((200, 3)), [str(i) for i in range(200)])
+    problems = check_pair(source, (np.zeros((1, 3)), ["5"]), mode="noisy")
+    assert kinds(problems) == {("source", "absurd classes")}
     targets = torch.tensor([0.5, float("nan"), 1.0])
     problems = check_pair((np.random.default_rng(0).random((3, 3)), targets), (np.zeros((1, 3)), [0.5]), mode="noisy")
     assert [problem.ids for problem in problems] == [("1",)]
@@ -118,6 +148,24 @@ def test_nothing_left_says_so(image_folder):
         check_pair(source, target, mode="noisy", reading=Reading())
 
 
+def test_resized_and_recompressed_copies_are_found_and_others_are_not(image_folder, tmp_path):
+    root = image_folder("many", {"a": list(range(300))}, size=(64, 64))
+    originals = torch.stack([_read(path) for path in sorted(root.rglob("*.png"))])
+    copies = []
+    for seed in range(0, 300, 10):
+        image = Image.open(root / "a" / f"{seed:04d}.png")
+        image.resize((200, 200), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=75)
+        copies.append(_read(tmp_path / "copy.jpg"))
+    found = duplicates(torch.stack(copies), originals)
+    assert {(pair.first, pair.second) for pair in found} == {(i, 10 * i) for i in range(30)}
+    assert not any(pair.exact for pair in found)
+
+
+def _read(path):
+    image = Image.open(path).convert("RGB").resize((32, 32), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+
+
 def test_a_class_that_nothing_trusted_has_is_reported():
     source = Examples(torch.rand(5, 5), torch.tensor([0, 0, 1, 2, 2]), classes=("a", "b", "c"))
     target = Examples(torch.rand(2, 5), torch.tensor([0, 1]), classes=("a", "b", "c"))
@@ -127,3 +175,12 @@ def test_a_class_that_nothing_trusted_has_is_reported():
     )
     assert not problem.stops
     assert not check_pair(source, target, mode="transfer")
+
+
+def test_real_images_are_not_taken_for_copies_of_each_other(real_root):
+    from experiments.data import load
+
+    for name in ("mnist", "cifar10"):
+        train, test = load(name, "train", real_root), load(name, "test", real_root)
+        found = duplicates(train.inputs[:500], test.inputs[:4000])
+        assert len(found) <= 2, name

@@ -38,11 +38,15 @@ def test_a_column_of_the_target_is_read_and_is_no_feature(tmp_path: Path) -> Non
     assert read_labels_before("was", left, table, reading).tolist() == [0, 1]
 
 
-def test_names_are_exact(tmp_path: Path) -> None:
+def test_names_are_exact_and_merged_like_labels(tmp_path: Path) -> None:
     table = tmp_path / "target.csv"
     write(table, "a,label,was\n1,007,008\n2,008,008\n")
     made = as_examples(table, name="target", reading=Reading(before_column="was"))
     assert read_labels_before("was", made, table, Reading()).tolist() == [1, 1]
+    write(table, "a,label,was\n1,cat,DOG \n2,dog,Dog\n")
+    merged = Reading(before_column="was", merge_labels=True)
+    made = as_examples(table, name="target", reading=merged)
+    assert read_labels_before("was", made, table, merged).tolist() == [1, 1]
 
 
 def test_a_table_of_its_own_is_matched_by_id_or_row(tmp_path: Path) -> None:

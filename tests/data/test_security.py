@@ -1,4 +1,4 @@
-"""No code runs from data, and image bombs are refused."""
+"""No code runs from data, nothing is written or read outside its folder, bombs are refused."""
 
 import io
 import os
@@ -9,11 +9,14 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
+import torch
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 import soseleto
-from soseleto.data import ProblemsError, as_examples, images
+from soseleto.data import ProblemsError, Reading, as_examples, check_pair, images
 from soseleto.errors import DataError
 from soseleto.run_folder.source import image_from_file
 
@@ -55,6 +58,41 @@ def test_object_arrays_in_npz_are_refused(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
+    image_folder("images", {"a": [1, 2]})
+    image_folder("secret", {"a": [3]})
+    secret = tmp_path / "secret" / "a" / "0003.png"
+    os.symlink(secret, tmp_path / "images" / "a" / "link.png")
+    os.symlink(tmp_path / "secret", tmp_path / "images" / "folder")
+    table = tmp_path / "images" / "t.csv"
+    rows = ["a/0001.png", "../secret/a/0003.png", str(secret), "a/link.png", "folder/a/0003.png", "a/../a/0002.png"]
+    table.write_text("path,label\n" + "".join(f"{row},x\n" for row in rows))
+    with pytest.raises(ProblemsError, match="4 rows with a path outside"):
+        as_examples(table, name="source")
+    (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
+    assert problem.ids == ("1", "2", "3", "4")
+    allowed = as_examples(table, name="source", reading=Reading(allow_outside=True))
+    assert len(allowed) == 6
+    assert torch.equal(allowed.inputs[1], allowed.inputs[4])
+
+
+def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
+    root = image_folder("images", {"a": [1]})
+    secret = image_folder("secret", {"b": [3]})
+    os.symlink(secret / "b" / "0003.png", root / "a" / "link.png")
+    with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
+        as_examples(root, name="source")
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
+    (root / "a" / "link.png").unlink()
+    os.symlink(secret / "b", root / "b")  # a class folder that is a link
+    with pytest.raises(ProblemsError, match=r"b/0003\.png lead outside"):
+        as_examples(root, name="source")
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
+    (root / "b").unlink()
+    os.symlink(secret, root / "a" / "deeper")
+    assert as_examples(root, name="source").ids == ("a/0001.png",)
+
+
 def bad_ones(folder, *names):
     return images.decoded([str(folder / name) for name in names], (3, 8, 8)).bad
 
@@ -70,11 +108,12 @@ def png_claiming(width, height):
 
 
 def test_image_bombs_are_refused_before_a_pixel_is_decoded(tmp_path):
-    for name, size in (("a", (60000, 60000)), ("b", (9000, 9000))):
+    for name, size in (("a", (60000, 60000)), ("b", (9000, 9000)), ("c", (4, 4000000))):
         (tmp_path / name).write_bytes(png_claiming(*size))
-    bad = bad_ones(tmp_path, "a", "b")
-    assert [row for row, _ in bad] == [0, 1]
+    bad = bad_ones(tmp_path, "a", "b", "c")
+    assert [row for row, _ in bad] == [0, 1, 2]
     assert "more than the" in bad[1][1] or "more pixels" in bad[1][1]
+    assert "absurd size" in bad[2][1]
 
 
 def test_pipes_and_folders_named_like_images_do_not_hang(tmp_path):
@@ -92,6 +131,22 @@ def test_text_chunks_and_programs_in_images_are_refused(tmp_path):
     assert (1, "is not an image of a known kind") in bad
     assert bad[0][0] == 0
     assert "Decompressed data too large" in bad[0][1]
+
+
+def test_compressed_bombs_are_refused(tmp_path):
+    zeros = 1 << 26
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((zeros >> 3, 8), np.uint8), y=np.zeros(zeros >> 3, np.int8))
+    with pytest.raises(DataError, match="decompression bomb"):
+        as_examples(tmp_path / "a.npz", name="source")
+
+
+def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("soseleto.data.storage.MAX_BYTES", 1 << 20)
+    table = pa.table({"a": np.zeros(1 << 18), "label": np.zeros(1 << 18, np.int8)})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 10000
+    with pytest.raises(DataError, match="more than the"):
+        as_examples(tmp_path / "a.parquet", name="source")
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n(x) print\n%%EOF\n"

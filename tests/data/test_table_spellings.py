@@ -1,6 +1,7 @@
-"""The same table in another file format is the same inputs or a message."""
+"""The same table in another file format, or with dates spelled otherwise, is the same inputs or a message."""
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ CATEGORIES = Reading(categorical_columns=["zone"])
 
 def visits(rows: int, seed: int) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
+    when = pd.Timestamp("2021-03-01") + pd.to_timedelta(draw.integers(0, 300 * 86_400, rows), unit="s")
     zone = pd.Series(draw.integers(1, 5, rows).astype(float)).where(draw.random(rows) > 0.1)
-    frame = pd.DataFrame({"member": draw.random(rows) < 0.5, "zone": zone, "size": draw.normal(size=rows)})
+    frame = pd.DataFrame(
+        {"member": draw.random(rows) < 0.5, "zone": zone, "when": when, "size": draw.normal(size=rows)}
+    )
     return frame.assign(label=np.where(frame["member"] ^ (draw.random(rows) < 0.2), "yes", "no"))
 
 
@@ -43,7 +47,7 @@ def fitted(**columns: list[object]) -> TablePreparation:
 @pytest.mark.parametrize("source", FORMATS)
 def test_every_file_format_gives_the_same_inputs(source, tmp_path):
     pair = read_pair(saved(visits(200, 0), tmp_path / f"s.{source}"), visits(60, 1), mode="noisy", reading=CATEGORIES)
-    assert [one.kind for one in pair.preparation.seen] == ["category", "category", "number"]
+    assert [one.kind for one in pair.preparation.seen] == ["category", "category", "date", "number"]
     kept = TablePreparation.from_dict(json.loads(json.dumps(pair.preparation.to_dict())))
     whole = visits(60, 1).astype({"zone": "Int64"})  # 2 for 2.0
     files = [saved(visits(60, 1), tmp_path / f"t.{ending}") for ending in FORMATS]
@@ -51,6 +55,7 @@ def test_every_file_format_gives_the_same_inputs(source, tmp_path):
     found = [prepared(load(file), kept, "new") for file in files]
     assert all(torch.equal(one, pair.target.inputs) for one in found)
     assert (found[0][:, :2] != OTHER).all()
+    assert found[0][:, 2].unique().numel() > 40  # no median in place of dates
 
 
 def test_spellings_that_the_source_tells_apart_stay_apart():
@@ -59,27 +64,81 @@ def test_spellings_that_the_source_tells_apart_stay_apart():
     assert read.tolist() == [FIRST, FIRST + 1, FIRST + 2, FIRST + 4, FIRST + 3, FIRST + 4, OTHER, FIRST + 3]
 
 
-def test_values_of_another_kind_stop_fit_and_prediction():
+DAYS = pd.date_range("2021-01-05 10:30", periods=30, freq="25h")
+SPELLED = {
+    "z": [f"{day:%Y-%m-%dT%H:%M:%SZ}" for day in DAYS],
+    "fraction": [f"{day:%Y-%m-%d %H:%M:%S}.250" for day in DAYS],
+    "ahead": [f"{day + pd.Timedelta(hours=5, minutes=30):%Y-%m-%dT%H:%M:%S}+05:30" for day in DAYS],
+    "behind": [f"{day - pd.Timedelta(hours=3, minutes=30):%Y-%m-%d %H:%M}-0330" for day in DAYS],
+    "hours": [f"{day + pd.Timedelta(hours=1):%Y-%m-%d %H:%M:%S}.5+01" for day in DAYS],
+    "zone": pa.array(DAYS.tz_localize("UTC").tz_convert("Asia/Tokyo")),
+}
+
+
+@pytest.mark.parametrize("source", ["times", "words"])
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_times_are_read_in_every_spelling(source, spelled):
+    made = fitted(when=list(DAYS) if source == "times" else [f"{day:%Y-%m-%d %H:%M:%S}" for day in DAYS])
+    expected = made.read(pa.table({"when": pa.array(DAYS)}))
+    assert torch.equal(prepared(pa.table({"when": SPELLED[spelled]}), made, "new"), expected)
+
+
+def test_day_and_month_are_not_guessed():
+    early = [day for day in pd.date_range("2020-01-01", periods=300) if day.day <= 12]
+    late = list(pd.date_range("2020-01-01", periods=300))
+    iso = fitted(when=[f"{day:%Y-%m-%d}" for day in late])
+    british = fitted(when=[f"{day:%d/%m/%Y}" for day in late])
+
+    def read(made: TablePreparation, days: list[pd.Timestamp], format: str, *bad: str) -> torch.Tensor:
+        return prepared(pa.table({"when": [day.strftime(format) for day in days] + list(bad)}), made, "new")[
+            : len(days)
+        ]
+
+    for made in (iso, british):
+        expected = made.read(pa.table({"when": late}))
+        for format in ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d"):
+            assert torch.equal(read(made, late, format), expected)
+        assert torch.equal(read(made, late, "%d.%m.%Y", "no idea"), expected)
+    assert torch.equal(read(british, early, "%d/%m/%Y"), british.read(pa.table({"when": early})))
+    for ambiguous in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%y", "%Y%m%d"):
+        with pytest.raises(DataError, match=r"'when' has \d+ values that cannot be read as dates of a certain format"):
+            read(iso, early, ambiguous)
+    with pytest.raises(DataError, match="cannot be read as dates"):  # neither reads all, and both read nearly all
+        read(iso, [*early * 10, pd.Timestamp("2020-01-31")], "%d/%m/%Y", "no idea")
+
+
+def test_values_of_another_kind_stop_fit_and_prediction(caplog):
     source, other = visits(100, 0), visits(60, 1)
-    other = other.assign(size="large", member=["J", "N"] * 30)
+    other = other.assign(size="large", when="soon", member=["J", "N"] * 30)
     with pytest.raises(ProblemsError) as caught:
         read_pair(source, visits(40, 2), other, mode="noisy")
     stopping = [(one.where, one.kind) for one in caught.value.problems if one.stops]
-    assert stopping == [("test", "not numbers")]
+    assert stopping == [("test", "not dates"), ("test", "not numbers")]
+    (unseen,) = [one for one in caught.value.problems if one.kind == "unseen"]
+    assert unseen.text == (
+        "column 'member' has 60 values that the source does not have ('J', 'N'; the source has "
+        "false, true): they are read as one unseen value."
+    )
     made = read_pair(source, visits(40, 2), mode="noisy").preparation
-    with pytest.raises(DataError, match=r"new: column 'size' has 60 values .*\('large'; the source has "):
+    with pytest.raises(DataError, match=r"new: column 'when' has 60 values .*\('soon'; the source has 2021.*'size'"):
         prepared(frame_table(other), made, "new")
+    with caplog.at_level(logging.WARNING, "soseleto"):
+        prepared(frame_table(visits(60, 1)), made, "new")
+        assert not caplog.records
+        prepared(frame_table(visits(60, 1).assign(member="J")), made, "new")
+    assert "'member' has 60 values" in caplog.text
 
 
 def test_a_few_values_of_another_kind_are_missing():
     made = read_pair(visits(100, 0), visits(40, 2), mode="noisy").preparation
-    some = visits(60, 1).astype({"size": object})
-    some.loc[:9, "size"] = "unknown"
+    some = visits(60, 1).astype({"size": object, "when": str})
+    some.loc[:9, ["size", "when"]] = "unknown"
     few = prepared(frame_table(some), made, "new")
     empty = visits(60, 1)
-    empty.loc[:9, "size"] = None
+    empty.loc[:9, ["size", "when"]] = None
     assert torch.equal(few, made.read(frame_table(empty)))
     pair = read_pair(visits(100, 0), some, mode="noisy")
     assert [(one.kind, one.stops) for one in pair.problems if one.kind.startswith("not ")] == [
+        ("not dates", False),
         ("not numbers", False),
     ]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -40,6 +41,14 @@ def test_quoted_line_breaks_are_read(tmp_path):
     made = read(tmp_path / "t.csv", content)
     assert made.ids == ("p\n1,2,x", 'q "said"\r\n\r\nmore\n', "r")
     assert names(made) == ["x", "y", '5" nail']
+
+
+def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
+    pa.parquet.write_table(pa.table({"a": [1, 2], "label": ["x", "y" * 201]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="the label of row 1 has 201 characters"):
+        as_examples(tmp_path / "t.parquet", name="source")
+    with pytest.raises(DataError, match="the label of row 0 has a line break"):
+        as_examples((np.zeros((2, 3)), ["a\nb", "c"]), name="source")
 
 
 @pytest.mark.parametrize(
@@ -85,16 +94,20 @@ def test_other_encodings_are_named_and_read(tmp_path, suffix):
     with pytest.raises(DataError, match=place + ".*with encoding='latin-1'"):
         read(path, content.encode("latin-1"))
     assert names(read(path, content.encode("latin-1"), encoding="latin-1")) == ["bébé", "bèbè"]
+    with pytest.raises(DataError, match="encoding='utf-16'"):
+        read(path, content.encode("utf-16"))
     assert names(read(path, content.encode("utf-16"), encoding="utf-16")) == ["bébé", "bèbè"]
+    with pytest.raises(DataError, match="encoding='cp1252'"):
+        read(path, content.replace("è", "’").encode("cp1252"))
 
 
-def test_json_lines_have_an_encoding_and_bytes_are_no_labels(tmp_path):
+def test_json_lines_have_an_encoding_and_bytes_are_utf8(tmp_path):
     content = '{"a": 1, "label": "bé"}\n{"a": 2, "label": "bè"}\n'.encode("latin-1")
     with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .*encoding='latin-1'"):
         read(tmp_path / "t.jsonl", content)
     assert names(read(tmp_path / "t.jsonl", content, encoding="latin-1")) == ["bé", "bè"]
     pa.parquet.write_table(pa.table({"a": [1, 2], "label": [b"b\xe9", b"b\xe8"]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"a label is b'b\\xe9', which is bytes: save labels as text"):
+    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8: save it as text"):
         as_examples(tmp_path / "t.parquet", name="source")
 
 
@@ -111,3 +124,17 @@ def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
     (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "x"}\n\n' + line)
     with pytest.raises(DataError, match=rf"line 3 of .*t\.jsonl {fault}"):
         as_examples(tmp_path / "t.jsonl", name="source")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("s.csv", "a;b;label\n1.5;2;x\n", r"by semicolons instead of commas: .*read_csv\('s.csv', sep=';'\)"),
+        ("s.csv", "a\tlabel\n1\tx\n", r"by tabs instead of commas: .*sep='\\t'"),
+        ("s.tsv", "a,label\n1,x\n", r"by commas instead of tabs: .*sep=','"),
+    ],
+)
+def test_another_separator_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        as_examples(tmp_path / name, name="source")

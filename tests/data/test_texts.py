@@ -113,6 +113,8 @@ def test_texts_in_both_sets_are_found_but_not_by_their_beginning_alone(tokenizer
     pair = read_pair(source, target, mode="noisy", reading=reading)
     assert len(pair.source) == 29
     assert pair.labels_before.tolist() == [1, 1, -1, -1]
+    (near,) = [problem for problem in pair.problems if problem.kind == "near duplicate"]
+    assert "texts with the same beginning, before they are cut, as 1 target example (target 2 = source 30" in str(near)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,26 @@ def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int
     assert torch.equal(result.predict_proba(x), result.predict_proba(stored.inputs))
 
 
+def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
+    seconds = np.arange(60.0) % 20
+    x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
+    soseleto.fit(
+        nn.Linear(2, 2),
+        (x, y),
+        (x[:20], y[:20]),
+        epochs=1,
+        inputs=soseleto.Inputs(standardize=True),
+        device="cpu",
+        out=tmp_path / "run",
+    )
+    loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
+    file = export_onnx(loaded, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"inputs": x})  # float64
+    assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
+    assert len(np.unique(answer[:, 0])) == 20
+
+
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
     loaded = replace(soseleto.load(out_of(trained), device="cpu"), temperature=0.1)
     file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
@@ -223,3 +243,9 @@ def test_bad_inputs_are_one_sentence(tmp_path: Path, name: str, content: bytes |
         (tmp_path / name).write_bytes(content)
     with pytest.raises((DataError, UsageError), match=sentence):
         read_inputs([tmp_path / name], shape=(1, 28, 28))
+
+
+def test_paths_of_a_table_cannot_lead_outside(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\n../secret.png\n")
+    with pytest.raises(DataError, match="with a path outside"):
+        read_inputs([tmp_path / "list.csv"], shape=(1, 28, 28))

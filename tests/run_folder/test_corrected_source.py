@@ -105,11 +105,11 @@ def test_images_are_found_from_another_folder_than_fits(
     monkeypatch.chdir(tmp_path / "elsewhere")
     export_source(run.path, tmp_path / "images" / "clean.csv", suspects="drop")
     assert len(as_examples(tmp_path / "images" / "clean.csv", name="source")) == N - len(DROPPED)
-    export_source(run.path, "clean.csv", suspects="drop")
-    assert len(as_examples("clean.csv", name="source")) == N - len(DROPPED)
+    with pytest.raises(UsageError, match=rf"are outside .*: write it as {tmp_path}/images/clean.csv\.$"):
+        export_source(run.path, "clean.csv", suspects="drop")
     shutil.move(tmp_path / "images" / LABELS[0], tmp_path / "moved")
     with pytest.raises(UsageError, match=rf"^the image {tmp_path}/images/{LABELS[0]}/0.png no longer exists: restore"):
-        export_source(run.path, "again.csv", suspects="drop")
+        export_source(run.path, "clean.csv", suspects="drop")
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -5,7 +5,7 @@ from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, sourc
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.data.lazy import ExampleSet, LazyDataset
-from soseleto.data.noise import Noisy, pair_flip, symmetric
+from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.read import (
@@ -43,6 +43,7 @@ __all__ = [
     "Views",
     "as_example_set",
     "as_examples",
+    "by_confusion",
     "check_mode",
     "check_pair",
     "column_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
-from soseleto.data.labels import labels_from, names_of
+from soseleto.data.labels import labels_from, names_of, text_of
+from soseleto.data.preprocess import single_precision
 from soseleto.data.reading import Names, Raw
+from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
@@ -30,6 +33,7 @@ _FIELDS = ("x", "y", "id", "truth")  # of .npz files
 def inputs_of(values: Any, *, name: str) -> Inputs:
     """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
 
+    Numbers such as Unix times, whose differences float32 would round away, stay float64.
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
     A mapping or a tuple of arrays keeps its structure.
     """
@@ -74,7 +78,7 @@ def _narrow(values: Tensor, *, name: str) -> Tensor:
     if values.ndim == 1:
         values = values[:, None]  # one column
     if values.dtype.is_floating_point:
-        return values.to(torch.float32)
+        return single_precision(values)
     return values if values.dtype == torch.uint8 else values.to(torch.int64)
 
 
@@ -90,7 +94,7 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
         labels = values.detach()
     else:
         array = np.asarray(values)
-        if array.dtype.kind in "OU":
+        if array.dtype.kind in "OUS":
             return names_of(array.reshape(-1).tolist())
         if array.dtype.kind not in "buif":
             raise DataError(f"{name} labels are of type {array.dtype}: give class indices, names or numbers.")
@@ -222,7 +226,7 @@ def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
         name,
         labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name),
         inputs=inputs,
-        ids=ids and tuple(map(str, ids)),
+        ids=ids and tuple(text_of(v, where=f"id {at} in {path}") for at, v in enumerate(ids)),
         truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
     )
 
@@ -230,6 +234,9 @@ def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
 def load_arrays(path: Path) -> dict[str, Any]:
     """The arrays x, y, id and truth by name, as far as the file has them."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                check_expansion(member.compress_size, member.file_size, what=f"{member.filename} in {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in _FIELDS}
     except Exception as error:  # many kinds, from NumPy, zipfile and zlib
@@ -237,6 +244,6 @@ def load_arrays(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."
         ) from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "buifU":
-            raise DataError(f"{name} in {path} is of type {array.dtype}: save numbers or text of type str.")
+        if array.dtype.kind not in "buifUS":
+            raise DataError(f"{name} in {path} is of type {array.dtype}: save numbers or fixed-length text.")
     return arrays

@@ -12,6 +12,8 @@ from torch import Tensor
 from soseleto.data.batches import ExampleRandom
 from soseleto.errors import DataError, UsageError
 
+_POINTS = 4  # control points of the elastic deformation, along each side
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -31,6 +33,12 @@ class Augment:
 
     crop: pad this many zero pixels on every side, then crop the original size at a random position
     flip: mirror left to right, with probability 1/2
+    rotate: rotate by up to this many degrees in either direction
+    scale: enlarge or shrink by up to this fraction (0.1: factors from 0.9 to 1.1)
+    shift: translate by up to this fraction of the width and of the height
+    shear: shear by up to this many degrees in either direction, like slanted handwriting
+    elastic: smooth deformation; a 4 x 4 grid of points moves by up to this fraction of width and height
+    sign: with probability 1/2 take the negative (255 - x for uint8, -x for float)
 
     >>> augment = Augment(crop=4, flip=True)
     >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.Generator()).shape
@@ -39,15 +47,30 @@ class Augment:
 
     crop: int = 0
     flip: bool = False
+    rotate: float = 0.0
+    scale: float = 0.0
+    shift: float = 0.0
+    sign: bool = False
+    shear: float = 0.0
+    elastic: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.crop < 0 or self.crop != int(self.crop):
-            raise UsageError(f"crop of Augment must be a whole number of pixels, 0 or more, got {self.crop!r}.")
+        for field in ("crop", "rotate", "scale", "shift", "shear", "elastic"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{field} of Augment must be 0 or more, got {value!r}.")
+        if self.crop != int(self.crop):
+            raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
+        if self.scale >= 1 or self.shear >= 90:
+            raise UsageError(
+                f"scale of Augment must be below 1 and shear below 90, got {self.scale!r} and {self.shear!r}: for "
+                "±10 % write scale=0.1, for 20 degrees shear=20."
+            )
 
     @property
     def nothing(self) -> bool:
         """Whether batches are returned unchanged."""
-        return self == type(self)()
+        return self == Augment()
 
     def __call__(self, inputs: Tensor, generator: Random) -> Tensor:
         """The augmented batch; random numbers are drawn from ``generator``, on its device, in a fixed order."""
@@ -58,14 +81,18 @@ class Augment:
                 f"augmentation is for image batches (N, C, H, W), got shape {tuple(inputs.shape)}: "
                 "leave it out for tables and tokens."
             )
-        return self._changed(inputs, generator)
-
-    def _changed(self, inputs: Tensor, generator: Random) -> Tensor:
-        return self._crop_flip(inputs, generator) if self.crop or self.flip else inputs
+        if self.rotate or self.scale or self.shift or self.shear or self.elastic:
+            inputs = self._resample(inputs, generator)
+        if self.crop or self.flip:
+            inputs = self._crop_flip(inputs, generator)
+        if self.sign:
+            chosen = _uniform(1, inputs, generator)[0].view(-1, 1, 1, 1) < 0.5
+            inputs = torch.where(chosen, -inputs if inputs.dtype.is_floating_point else 255 - inputs, inputs)
+        return inputs
 
     def _crop_flip(self, inputs: Tensor, generator: Random) -> Tensor:
         pad = int(self.crop)
-        draws = uniform(3, inputs, generator)
+        draws = _uniform(3, inputs, generator)
         top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
         n, c, h, w = inputs.shape
         padded = F.pad(inputs, (pad, pad, pad, pad)) if pad else inputs
@@ -78,8 +105,41 @@ class Augment:
         flat = (rows[:, :, None] * (w + 2 * pad) + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
         return padded.reshape(n, c, -1).gather(2, flat).view(n, c, h, w)
 
+    def _resample(self, inputs: Tensor, generator: Random) -> Tensor:
+        """Rotation, scale, shift, shear and elastic deformation in one bilinear resampling, padded with zeros."""
+        floats = inputs if inputs.dtype.is_floating_point else inputs.float()
+        matrix = self._matrices(floats, generator)
+        grid = F.affine_grid(matrix, list(inputs.shape), align_corners=False)
+        if self.elastic:
+            grid = grid + self._displacements(floats, generator)
+        moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
+        return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
-def uniform(count: int, inputs: Tensor, generator: Random) -> Tensor:
+    def _matrices(self, inputs: Tensor, generator: Random) -> Tensor:
+        """(N, 2, 3) affine maps from output to input coordinates, in units of half the image side."""
+        n, _, h, w = inputs.shape
+        angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
+        angle = angle * math.radians(self.rotate)
+        cos, sin = angle.cos(), angle.sin()
+        inverse = 1 / (1 + factor * self.scale)
+        # Rotation is in pixel units, so that a non-square image is not sheared.
+        top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
+        bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
+        if self.shear:
+            slant = torch.tan((_uniform(1, inputs, generator)[0] * 2 - 1) * math.radians(self.shear)) * (h / w)
+            top = top + slant[:, None] * bottom
+        return torch.stack([top, bottom], dim=1).view(n, 2, 3)
+
+    def _displacements(self, inputs: Tensor, generator: Random) -> Tensor:
+        """(N, H, W, 2) displacement of each pixel, in units of half the image side, interpolated from 4 x 4 points."""
+        n, _, h, w = inputs.shape
+        draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
+        points = (2 * self.elastic * draws).T.reshape(n, 2, _POINTS, _POINTS)
+        field = F.interpolate(points, (h, w), mode="bicubic", align_corners=True)
+        return field.permute(0, 2, 3, 1)
+
+
+def _uniform(count: int, inputs: Tensor, generator: Random) -> Tensor:
     """(count, N) numbers in [0, 1), drawn on the generator's device and moved to that of the inputs."""
     if isinstance(generator, ExampleRandom):
         return generator.uniform(count)

@@ -1,4 +1,4 @@
-"""The cells of one column of a pyarrow table, read as words or numbers; missing ones are null or NaN."""
+"""The cells of one column of a pyarrow table, read as words, numbers or times; missing ones are null, NaN or NaT."""
 
 from __future__ import annotations
 
@@ -16,13 +16,27 @@ MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
 _WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
 
+FORMATS = (
+    "%Y-%m-%d",
+    "%Y-%m-%d %H:%M:%S",
+    "%Y-%m-%dT%H:%M:%S",
+    "%Y-%m-%d %H:%M",
+    "%Y/%m/%d",
+    "%d.%m.%Y",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+)
+_FRACTION = r"(?:\.\d+)? ?"
+_OFFSET = r"[+-]\d\d(?::?\d\d)?"
+
+
 LEFT_OUT = "left out"
 _NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
+_TIMES = 0.95  # share of the present words that are times, in a column of times
 _UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
-# Also the names that pandas gives an index without one.
-_ID_NAME = re.compile(r"^$|(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row|unnamed: 0|index_level_0__)$", re.IGNORECASE)
+_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 _SHOWN = 3  # values of a column in the plan
 _LONGEST = 24  # characters of a value in the plan
@@ -106,15 +120,81 @@ def counts_of(text: Any) -> list[tuple[str, int]]:
     return sorted(((entry["values"], entry["counts"]) for entry in counts), key=lambda pair: (-pair[1], pair[0]))
 
 
+def times(column: Any, format: str | None) -> np.ndarray:
+    """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not in ``format``.
+
+    format: of words; None: only a column of times is read
+    """
+    if is_time(column):
+        zone = getattr(column.type, "tz", None)
+        return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
+    if format is None:
+        return np.full(len(column), "NaT", dtype="datetime64[s]")
+    text = words(column)
+    parsed = np.asarray(_parsed(text, format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
+    return parsed - _offsets(text)
+
+
+def time_format(text: Any) -> tuple[str, int]:
+    """The format in which most of these words are times, and the number of them."""
+    counts = _parsed_counts(text)
+    best = int(np.argmax(counts))
+    return FORMATS[best], int(counts[best])
+
+
+def format_of(column: Any, trained: str | None) -> str | None:
+    """The format in which to read another table's column; None where none is certain, and for times.
+
+    trained: the source's, which is taken unless another one reads more; that must be the only one to read all values,
+        or the only one to read most of them: whether 01/02 is in January is not guessed
+    """
+    if is_time(column):
+        return None
+    text = words(column)
+    present = len(text) - text.null_count
+    counts = _parsed_counts(text)
+    if trained in FORMATS and counts[FORMATS.index(trained)] == counts.max():
+        return trained
+    likely = counts == present if counts.max() == present else counts > present / 2
+    return FORMATS[int(likely.argmax())] if likely.sum() == 1 else None
+
+
+def _parsed_counts(text: Any) -> np.ndarray:
+    """How many of these words are times in each of ``FORMATS``."""
+    return np.array([len(text) - _parsed(text, format).null_count for format in FORMATS])
+
+
+def _parsed(text: Any, format: str) -> Any:
+    """Times without fraction and offset; null for 31.01.20, whose year would be 20."""
+    pc, pa = compute(), pyarrow()
+    local = pc.replace_substring_regex(text, pattern=rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$", replacement=r"\1")
+    whole = pc.if_else(pc.match_substring_regex(local, r"\d{4}"), local, pa.scalar(None, pa.string()))
+    return pc.strptime(whole, format=format, unit="s", error_is_null=True)
+
+
+def _offsets(text: Any) -> np.ndarray:
+    """(N,) timedelta64[s]: how far the words are ahead of UTC."""
+    offset = compute().extract_regex(text, pattern=rf":\d\d{_FRACTION}(?P<offset>{_OFFSET})$")
+    encoded = compute().struct_field(offset, "offset").dictionary_encode()
+    seconds = np.array([_seconds(offset) for offset in encoded.dictionary.to_pylist()] + [0], dtype="timedelta64[s]")
+    return seconds[encoded.indices.fill_null(len(seconds) - 1).to_numpy(zero_copy_only=False)]
+
+
+def _seconds(offset: str) -> int:
+    digits = offset[1:].replace(":", "").ljust(4, "0")
+    return (-60 if offset[0] == "-" else 60) * (60 * int(digits[:2]) + int(digits[2:]))
+
+
 # Kinds of columns, decided on the source alone
 
 
 @dataclass(frozen=True)
 class Kind:
-    """name: "number", "category", "text" or "left out"; why: for a column that is left out."""
+    """name: "number", "category", "date", "text" or "left out"; why: for a column that is left out."""
 
     name: str
     why: str = ""
+    format: str | None = None  # of dates that are words
 
 
 def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[str, str]) -> Kind:
@@ -126,7 +206,8 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     text = words(column)
     present = len(text) - text.null_count
     if name in chosen:
-        return Kind(chosen[name], "as you asked" if chosen[name] == LEFT_OUT else "")
+        kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
+        return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
     distinct = len(counts_of(text)) if not is_number(column) else _distinct(numbers(column).values)
@@ -137,10 +218,13 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     if is_category(column):
         return _kind_of_words(text, present, distinct)
     if is_time(column):
-        return Kind(LEFT_OUT, "it holds times: write what matters of them, such as the hour, in columns of numbers")
+        return Kind("date")
     read = numbers(column)
     if not read.is_word.sum() > (1 - _NUMBERS) * present:
         return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, read.values) else Kind("number")
+    format, parsed = time_format(text)
+    if parsed >= _TIMES * present:
+        return Kind("date", format=format)
     return _kind_of_words(text, present, distinct)
 
 
@@ -161,9 +245,9 @@ def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
     """Different whole numbers that count up, or are named like an id."""
     if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
         return False
-    return _distinct(numbers) == len(numbers) and bool(
-        _ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all()
-    )
+    if _distinct(numbers) < len(numbers):
+        return False
+    return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
 
 
 def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:

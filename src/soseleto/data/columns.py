@@ -11,14 +11,16 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import torch
 
 from soseleto.data import cells
 from soseleto.data.cells import Kind
+from soseleto.data.preprocess import SHARE, rounded_away
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
@@ -64,6 +66,10 @@ class Column(ABC):
     def read(self, column: Any) -> np.ndarray:
         """The stored numbers of a pyarrow column, (N, len(names))."""
 
+    def unusable(self, column: Any) -> np.ndarray:
+        """(N,) whether a value is present but not of this kind, from a pyarrow column."""
+        return np.zeros(len(column), dtype=bool)
+
     @abstractmethod
     def missing(self) -> tuple[float, ...]:
         """What is stored for a missing value."""
@@ -86,6 +92,7 @@ class Number(Column):
     """A number: its value with the median in place of a missing one, and whether it was missing.
 
     edges: quantiles of the source, between which the encoding rises from 0 to 1
+    exact: stored and encoded in float64, for numbers such as Unix times that float32 would round away
     """
 
     name: str
@@ -94,6 +101,7 @@ class Number(Column):
     spread: float
     edges: tuple[float, ...]
     gaps: bool
+    exact: bool = False
     kind: ClassVar[str] = "number"
 
     @classmethod
@@ -104,10 +112,13 @@ class Number(Column):
             known = np.zeros(1)
         shares = np.linspace(0, 1, max(2, min(BINS, len(known) // PER_BIN)) + 1)
         centre, spread = float(known.mean()), float(known.std())
-        spread = spread if spread > 1e-6 * (1 + abs(centre)) else 1.0
-        edges = np.unique(np.quantile(known, shares).astype(np.float32))
+        spread = spread if spread > 1e-10 * (1 + abs(centre)) else 1.0
+        exact = rounded_away(torch.from_numpy(known)[:, None], torch.tensor([SHARE * spread]))
+        if not exact and spread <= 1e-6 * (1 + abs(centre)):
+            spread = 1.0
+        edges = np.unique(np.quantile(known, shares).astype(np.float64 if exact else np.float32))
         fill, gaps = float(np.median(known)), bool(np.isnan(values).any())
-        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps)
+        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps, exact)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,14 +132,13 @@ class Number(Column):
         return self.fill_in(cells.numbers(column).values)
 
     def unusable(self, column: Any) -> np.ndarray:
-        """(N,) whether a value is present but no number, from a pyarrow column."""
         return cells.numbers(column).is_word
 
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
-            filled = np.where(gone, self.fill, values).astype(np.float32)
-        return np.stack([filled, gone.astype(np.float32)], axis=1) if self.gaps else filled[:, None]
+            filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
+        return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
 
     def missing(self) -> tuple[float, ...]:
         return (self.fill, 1.0) if self.gaps else (self.fill,)
@@ -161,6 +171,10 @@ class Category(Column):
         at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
         return codes[at].astype(np.float32)[:, None]
 
+    def unusable(self, column: Any) -> np.ndarray:
+        """Rare and unseen values."""
+        return np.asarray(self.read(column)[:, 0] == OTHER) if self.values else super().unusable(column)
+
     def _code_of(self) -> dict[str, int]:
         """The codes of the values as the source spells them, and as every file format would."""
         codes = {value: FIRST + at for at, value in enumerate(self.values)}
@@ -176,6 +190,63 @@ class Category(Column):
 
     def codes(self) -> list[int]:
         return list(range(FIRST + len(self.values)))
+
+
+@dataclass(frozen=True)
+class Date(Column):
+    """A day or time: days since 1970, month, day of the week and hour, each a number."""
+
+    name: str
+    format: str | None  # of the source's words; None where its file has times
+    parts: tuple[Number, ...]
+    kind: ClassVar[str] = "date"
+
+    @classmethod
+    def fit(cls, name: str, column: Any, format: str | None) -> Self:
+        parts = _date_parts(cells.times(column, format))
+        varied = {part: values for part, values in parts.items() if np.nanmin(values) < np.nanmax(values)}
+        kept = varied or {"day": parts["day"]}
+        return cls(name, format, tuple(Number.fit(f"{name} {part}", values) for part, values in kept.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.names)
+
+    @property
+    def has_gaps(self) -> bool:
+        return self.parts[0].gaps
+
+    def formatted_as(self, column: Any) -> Self:
+        """A copy that reads the words of another table's whole column."""
+        return replace(self, format=cells.format_of(column, self.format))
+
+    def read(self, column: Any) -> np.ndarray:
+        parts = _date_parts(cells.times(column, self.format))
+        prefix = len(self.name) + 1
+        return np.concatenate([part.fill_in(parts[part.name[prefix:]]) for part in self.parts], axis=1)
+
+    def unusable(self, column: Any) -> np.ndarray:
+        present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
+        return np.asarray(np.isnat(cells.times(column, self.format)) & present)
+
+    def missing(self) -> tuple[float, ...]:
+        return tuple(value for part in self.parts for value in part.missing())
+
+    def ramps(self) -> list[list[Ramp]]:
+        return [pieces for part in self.parts for pieces in part.ramps()]
+
+
+def _date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
+    gone = np.isnat(moments)
+    known = np.where(gone, np.datetime64(0, "s"), moments)
+    days = known.astype("datetime64[D]").astype(np.int64)
+    parts = {
+        "day": days,
+        "month": known.astype("datetime64[M]").astype(np.int64) % 12 + 1,
+        "weekday": (days + 3) % 7,  # 1 January 1970 was a Thursday
+        "hour": (known.astype(np.int64) - 86_400 * days) / 3600,
+    }
+    return {part: np.where(gone, np.nan, values) for part, values in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -242,6 +313,8 @@ def _hashed_counts(texts: Iterable[str | None], buckets: int) -> np.ndarray:
 def fit_column(name: str, column: Any, kind: Kind) -> Column:
     if kind.name == "number":
         return Number.fit(name, cells.numbers(column).values)
+    if kind.name == "date":
+        return Date.fit(name, column, kind.format)
     if kind.name == "text":
         return Text.fit(name, cells.words(column))
     return Category.fit(name, cells.words(column))
@@ -250,11 +323,17 @@ def fit_column(name: str, column: Any, kind: Kind) -> Column:
 def column_from_dict(fields: Mapping[str, Any]) -> Column:
     """What ``Column.to_dict`` wrote."""
     values = {name: value for name, value in fields.items() if name != "kind"}
+    if fields["kind"] == "date":
+        return Date(values["name"], values["format"], tuple(_number(part) for part in values["parts"]))
     if fields["kind"] == "number":
-        return Number(**{**values, "edges": _floats(values["edges"])})
+        return _number(values)
     if fields["kind"] == "category":
         return Category(str(values["name"]), tuple(map(str, values["values"])))
     return Text(str(values["name"]), _floats(values["idf"]))
+
+
+def _number(fields: Mapping[str, Any]) -> Number:
+    return Number(**{**fields, "edges": _floats(fields["edges"])})
 
 
 def _floats(values: Sequence[Any]) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import storage
-from soseleto.data.reading import Names, Problem, Raw, Reading, some
+from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
 from soseleto.errors import DataError
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
@@ -43,6 +44,7 @@ MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression b
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 # No format that needs another program or embeds code (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_MIN_SIDE, _MAX_RATIO = 4, 20
 _SAMPLED = 256  # source images, evenly spaced, whose headers decide size and colour
 _LARGEST = 224  # the largest side chosen by default
 _GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -68,10 +70,15 @@ def open_image(path: str) -> Image.Image:
 
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
         raise Unreadable("is not a file")
-    image = Image.open(io.BytesIO(Path(path).read_bytes()), formats=FORMATS)
+    content = Path(path).read_bytes()
+    if not content:
+        raise Unreadable("is empty")
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
+    if min(width, height) < _MIN_SIDE or max(width, height) > _MAX_RATIO * min(width, height):
+        raise Unreadable(f"has the absurd size {width} x {height}")
     return image
 
 
@@ -123,9 +130,13 @@ def decoded(
     shape: Shape,
     *,
     cache: Path | str | None = None,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Decoded:
-    """All files decoded into one array, from the cache if possible."""
+    """All files decoded into one array, from the cache if possible.
+
+    workers: number of threads; by default one for each core
+    """
     root = storage.cache_root(cache)
     entry = root / _key(files, shape)
     if not entry.is_dir():
@@ -135,7 +146,7 @@ def decoded(
         aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
         try:
             array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
-            failed = _fill(array, files, range(len(files)), shape, progress)
+            failed = _fill(array, files, range(len(files)), shape, workers, progress)
             array.flush()
             (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
             if not entry.is_dir():  # else another process was faster
@@ -147,7 +158,7 @@ def decoded(
         rows = json.loads((entry / "bad.json").read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
-    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape))
+    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape, workers))
 
 
 def _key(files: Sequence[str], shape: Shape) -> str:
@@ -168,8 +179,8 @@ def _fill(
     images: Sequence[Any],
     rows: Iterable[int],
     shape: Shape,
+    workers: int | None,
     progress: Progress | None = None,
-    threads: int | None = None,
 ) -> Bad:
     """Decode these rows into the array; returns those that cannot be, and why."""
 
@@ -183,7 +194,7 @@ def _fill(
 
     bad: Bad = []
     rows = list(rows)
-    with warnings.catch_warnings(), ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
         for done, (row, why) in enumerate(zip(rows, pool.map(fill_row, rows), strict=True), start=1):
             if why is not None:
@@ -247,12 +258,12 @@ def pixels_of(
 ) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     if raw.files is not None:
-        inputs, bad = decoded(raw.files, shape, cache=reading.cache, progress=progress)
+        inputs, bad = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
         bad = [(row, why) for row, why in bad if raw.files[row]]
     else:
         assert raw.images is not None
         inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
-        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, threads=1)
+        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     for row, why in bad:
         rows_by_reason.setdefault(why, []).append(row)
@@ -260,8 +271,8 @@ def pixels_of(
 
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
-    kind = "missing" if why == "is missing" else "unreadable"
-    names = some([raw.files[row] if raw.files else f"image {raw.id_of(row)}" for row in rows])
+    kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
+    names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
     text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
     return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))
 
@@ -269,7 +280,7 @@ def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
 # Image folders: one subfolder per class; the path below the folder is the id
 
 
-def read_folder(folder: Path, *, name: str, labelled: bool = True) -> Raw:
+def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = True) -> Raw:
     """All images at any depth below the class folders, sorted by path; hidden files are skipped.
 
     labelled: else images beside the class folders are read too, and every label is 0
@@ -279,7 +290,7 @@ def read_folder(folder: Path, *, name: str, labelled: bool = True) -> Raw:
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
-    paths = {c: sorted(_images(folder, c)) for c in classes}
+    paths = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
     ids = [path for c in classes for path in paths[c]]
     if not labelled:
         ids = sorted([*ids, *(one.name for one in os.scandir(folder) if one.is_file() and _is_image(one.name))])
@@ -287,19 +298,20 @@ def read_folder(folder: Path, *, name: str, labelled: bool = True) -> Raw:
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
         raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files {place}.")
     problems = []
-    if labelled and (empty := [c for c in classes if not paths[c]]):
+    if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
+    if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
+        text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
+        problems.append(Problem(name, "outside", text, tuple(outsiders)))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
-    if odd := next((path for path in files if not _is_text(path)), None):
-        raise DataError(f"the file name {odd!a} is not UTF-8: rename the file.")
     return Raw(
         name,
-        Names(tuple(c for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
+        Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
         files=files,
-        ids=tuple(ids),
-        paths=files,
+        ids=tuple(map(escaped, ids)),
+        paths=tuple(map(escaped, files)),
         problems=tuple(problems),
     )
 
@@ -308,17 +320,26 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
-def _is_text(path: str) -> bool:
-    """Whether the bytes of the name are UTF-8: others Python has as lone surrogates, which no file can store."""
-    return path.isascii() or not any("\udc80" <= character <= "\udcff" for character in path)
-
-
-def _images(folder: Path, c: str) -> Iterator[str]:
-    """Posix paths relative to the folder; linked folders below that of the class are skipped."""
+def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
+    """Posix paths relative to the folder; linked folders below the class only if ``allow_outside``."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"the folder {error.filename} cannot be read ({error.strerror}): check its permissions.")
 
-    for here, folders, names in os.walk(folder / c, onerror=fail):
+    for here, folders, names in os.walk(folder / c, onerror=fail, followlinks=allow_outside):
         folders[:] = [below for below in folders if not below.startswith(".")]
         yield from (Path(here, name).relative_to(folder).as_posix() for name in names if _is_image(name))
+
+
+def outside(root: Path, paths: Sequence[str]) -> list[int]:
+    """The rows whose path, with links resolved, is not below the root."""
+    real_folder = cache(os.path.realpath)  # once per folder, not once per file
+    real_root = os.path.realpath(root)
+    rows = []
+    for row, path in enumerate(paths):
+        folder, name = os.path.split(os.path.join(root, path))
+        full = os.path.join(real_folder(folder), name)
+        real = os.path.realpath(full) if name in ("", ".", "..") or os.path.islink(full) else full
+        if os.path.commonpath([real_root, real]) != real_root:
+            rows.append(row)
+    return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ from soseleto.errors import DataError, counted
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
+_LONGEST = 200  # characters of a label
+_BREAKS = re.compile(r"[\r\n]")
 
 
 def labels_from(values: Any, *, name: str) -> Names | Tensor:
@@ -38,20 +41,33 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
 
 def names_of(values: Iterable[Any]) -> Names:
     """Labels of any type as names; None, NaN and blank text mean no label."""
-    return Names(tuple(map(_name, values)))
+    return Names(tuple(_name(value, row) for row, value in enumerate(values)))
 
 
-def _name(value: Any) -> str | None:
+def _name(value: Any, row: int) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
         return str(int(value))
-    if isinstance(value, bytes):
-        raise DataError(f"a label is {value[:40]!r}, which is bytes: save labels as text.")
-    name = str(value)
+    name = text_of(value, where=f"the label of row {row}")
+    if len(name) > _LONGEST or _BREAKS.search(name):  # of a paragraph, or of rows that a stray quote has merged
+        fault = f"{len(name):,} characters" if len(name) > _LONGEST else "a line break"
+        raise DataError(
+            f"the label of row {row} has {fault} ({name[:40]!r} ...): close its quote, or name another label column."
+        )
     return name if name.strip() else None
+
+
+def text_of(value: Any, *, where: str) -> str:
+    """A value as text; bytes that are not UTF-8 raise."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is {value[:40]!r}, which is not UTF-8: save it as text.") from error
 
 
 def labels_of_words(words: Sequence[str]) -> list[Any]:
@@ -70,20 +86,27 @@ def labels_of_words(words: Sequence[str]) -> list[Any]:
     return [values.get(word) for word in words]
 
 
-# Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode.
+# Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode. Class names that
+# differ only in case, surrounding blanks or Unicode form look alike: they are reported, or made one class.
 
 
-def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
+def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
     """The same data sets with class indices as labels; rows without a usable label become problems.
 
-    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target.
+    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target. With
+    ``merge``, class names that look alike are one class; else they are a problem.
     """
     raws = [_named(raw) for raw in raws]
+    if merge:
+        raws = [_merged(raw) for raw in raws]
     groups = [raws] if shared else [raws[:1], raws[1:]]
     numbered = []
     for group in filter(None, groups):
+        problems = [] if merge else _look_alikes(group)
         classes = _classes(group[:2] if shared else group[:1])
-        numbered += [_numbered(raw, classes) for raw in group]
+        for raw in group:
+            own = [problem for problem in problems if problem.where == raw.name]
+            numbered.append(_numbered(replace(raw, problems=(*raw.problems, *own)), classes))
     return numbered
 
 
@@ -144,3 +167,43 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
         text = f"the {which}: leave those examples out, or add target examples."
         problems.append(Problem(raw.name, "unknown class", text, ids))
     return replace(raw, labels=labels, classes=classes, truth=truth, problems=tuple(problems))
+
+
+def plain(name: str) -> str:
+    """Without surrounding blanks, casefolded, and in Unicode's composed form (NFC)."""
+    folded = unicodedata.normalize("NFC", name).strip().casefold()
+    return unicodedata.normalize("NFC", folded)
+
+
+def _merged(raw: Raw) -> Raw:
+    """The same data set with every class under its plain name."""
+    classes = None if raw.classes is None else tuple(dict.fromkeys(map(plain, raw.classes)))
+    truth = None if raw.truth is None else _plain(raw.truth)
+    return replace(raw, labels=_plain(raw.labels), truth=truth, classes=classes)
+
+
+def _plain(values: Names | Tensor) -> Names | Tensor:
+    if not isinstance(values, Names):
+        return values
+    return Names(tuple(None if name is None else plain(name) or None for name in values.names))
+
+
+def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:
+    """They stop the training if another set has a spelling that the first does not have."""
+    sets = {raw.name: _names(raw) for raw in raws}
+    spellings: dict[str, set[str]] = {}
+    for name in set().union(*sets.values()):
+        spellings.setdefault(plain(name), set()).add(name)
+    alike = [sorted(group) for _, group in sorted(spellings.items()) if len(group) > 1]
+    if not alike:
+        return []
+    first, *others = sets
+    differing = [where for where in others if any(sets[where].intersection(group) - sets[first] for group in alike)]
+    shown = some([" and ".join(map(ascii, group)) for group in alike])
+    between = f", and the {differing[0]} has spellings that the {first} lacks" if differing else ""
+    text = (
+        f"the classes {shown} look alike but are different classes{between}: type reading=Reading(merge_labels=True), "
+        "or merge_labels = true in [reading] of --config, to make them one."
+    )
+    where = differing[0] if differing else first
+    return [Problem(where, "look-alike classes", text, stops=bool(differing))]

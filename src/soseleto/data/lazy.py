@@ -95,6 +95,8 @@ class LazyDataset:
             )
         if len(dataset) == 0:
             raise DataError("the data set is empty: give it at least one example.")
+        if workers is not None and workers < 0:
+            raise UsageError(f"workers must be 0 or more, got {workers}.")
         if any(values is not None and len(values) != len(dataset) for values in (labels, ids)):
             raise DataError(f"labels and ids must have one entry for each of the {len(dataset)} items.")
         self.dataset, self.collate_fn, self.workers = dataset, collate_fn, workers

@@ -10,6 +10,7 @@ Numerical Features"), categories one place each; a linear layer on top of them i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from soseleto.data import cells, storage
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
-from soseleto.data.columns import Category, Column, Number, Text, column_from_dict, fit_column
+from soseleto.data.columns import Category, Column, Date, Number, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data.storage import check_size
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
@@ -74,6 +76,12 @@ class TablePreparation:
         return tuple(column.name for column in self.columns if isinstance(column, Text))
 
     @property
+    def exact(self) -> bool:
+        """Whether some numbers are stored and encoded in float64, since float32 would round them away."""
+        parts = [part for column in self.columns for part in getattr(column, "parts", (column,))]
+        return any(isinstance(part, Number) and part.exact for part in parts)
+
+    @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
         return tuple(first for column, first in self._places() if isinstance(column, Category))
@@ -95,15 +103,23 @@ class TablePreparation:
         return list(zip(self.columns, first, strict=False))
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
-        inputs = storage.empty(table.num_rows, len(self.names), what="the table")
+        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
+        columns, dtype = self.formatted_as(table), self._dtype
+        check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
+        inputs = storage.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, storage.PIECE), 0
-            for column in self.columns:
+            for column in columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
         return inputs
+
+    def formatted_as(self, table: Any) -> tuple[Column, ...]:
+        """The columns, with dates in the format that this table has them in."""
+        return tuple(
+            column.formatted_as(table[column.name]) if isinstance(column, Date) else column for column in self.columns
+        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
@@ -116,8 +132,8 @@ class TablePreparation:
         if key not in self._tensors:
             self._tensors[key] = tuple(tensor.to(inputs.device) for tensor in self._encoding())
         ramp_of, low, scale, least, most, code_of, code = self._tensors[key]
-        inputs = inputs.to(torch.float32)
-        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most)
+        inputs = inputs.to(self._dtype)
+        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most).float()
         if not len(code_of):
             return ramps
         return torch.cat([ramps, (inputs.index_select(1, code_of) == code).to(ramps.dtype)], dim=1)
@@ -128,10 +144,14 @@ class TablePreparation:
         for column, first in self._places():
             ramps += [(first + at, *ramp) for at, pieces in enumerate(column.ramps()) for ramp in pieces]
             codes += [(first, code) for code in column.codes()]
-        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(torch.float32)
+        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(self._dtype)
         ramp_of = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
         places = torch.tensor(codes, dtype=torch.int64).reshape(-1, 2)
-        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(torch.float32)
+        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.exact else torch.float32
 
     def present(self, inputs: Tensor) -> Tensor:
         """The number of columns of each row that have a value, (N,)."""
@@ -193,16 +213,28 @@ class TablePreparation:
 def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
     if isinstance(column, Number):
         return np.where(gone, np.float32(np.nan), stored[:, 0].numpy())
-    assert isinstance(column, Category)
-    known = np.array(["(other)", "", *column.values], dtype=object)
-    return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
+    if isinstance(column, Category):
+        known = np.array(["(other)", "", *column.values], dtype=object)
+        return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
+    day = f"{column.name} day"
+    if day not in column.names:
+        return np.full(len(stored), "", dtype=object)
+    days, at = np.unique(stored[:, column.names.index(day)].round().long().numpy(), return_inverse=True)
+    return np.where(gone, "", days.astype("datetime64[D]").astype(str).astype(object)[at])
 
 
 # Tables read together: the preparation is fitted on the source, and every problem of every column is found at once
 
 Preparation = TablePreparation | TextPreparation
 
-_OTHER_KIND = 0.5  # share among the present values, from which a column of numbers is of another kind
+_OTHER_KIND = 0.5  # share among the present values, from which a column of numbers or dates is of another kind
+_UNSEEN = 0.9  # the same of categories, whose values may well be new
+_FAULTS = {
+    Number: ("not numbers", "cannot be read as numbers"),
+    Date: ("not dates", "cannot be read as dates of a certain format"),
+    Category: ("unseen", "the source does not have"),
+}
+logger = logging.getLogger("soseleto")
 
 
 def prepare(
@@ -307,6 +339,7 @@ def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:
         raw,
         inputs=preparation.read(raw.table),
         table=None,
+        columns=preparation.names,
         texts=isinstance(preparation, TextPreparation),
         problems=tuple(problems),
     )
@@ -328,26 +361,29 @@ def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> l
 
 
 def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
-    """The values of columns of numbers that are none: they are read as missing.
+    """The values of each column that are not of its kind: they are read as missing, or as unseen.
 
-    It stops where most values of another table's column are such.
+    It stops where most values of another table's column are no numbers or dates. Unseen categories are reported where
+    nearly all values are.
     """
     examples = {seen.name: seen.examples for seen in preparation.seen}
     problems = []
-    for column in preparation.columns:
-        if not isinstance(column, Number):
+    for column in preparation.formatted_as(table):
+        unseen = isinstance(column, Category)
+        if isinstance(column, Text) or (unseen and where == "source"):
             continue
         words = cells.words(table[column.name])
         rows = np.flatnonzero(column.unusable(table[column.name]))
-        if not len(rows):
+        most = len(rows) > (_UNSEEN if unseen else _OTHER_KIND) * (len(words) - words.null_count)
+        if not len(rows) or (unseen and not most):
             continue
-        stops = where != "source" and len(rows) > _OTHER_KIND * (len(words) - words.null_count)
-        fix = "write them like those" if stops else "they are read as missing"
+        stops = most and not unseen and where != "source"
+        fix = "write them like those" if stops else f"they are read as {'one unseen value' if unseen else 'missing'}"
         shown = some(list(dict.fromkeys(map(repr, words.take(rows[:1000]).to_pylist()))))
         beside = "" if where == "source" else f"; the source has {', '.join(examples[column.name])}"
-        count = counted(len(rows), "value")
-        text = f"column {column.name!r} has {count} that cannot be read as numbers ({shown}{beside}): {fix}."
-        problems.append(Problem(where, "not numbers", text, stops=stops))
+        kind, fault = _FAULTS[type(column)]
+        text = f"column {column.name!r} has {counted(len(rows), 'value')} that {fault} ({shown}{beside}): {fix}."
+        problems.append(Problem(where, kind, text, stops=stops))
     return problems
 
 
@@ -362,6 +398,9 @@ def prepared(table: Any, preparation: Preparation, what: str) -> Tensor:
     problems = unusable_values(table, preparation, where=what) if isinstance(preparation, TablePreparation) else []
     if stopping := [str(problem) for problem in problems if problem.stops]:
         raise DataError(" ".join(stopping))
+    for problem in problems:
+        if problem.kind == "unseen":
+            logger.warning("%s", problem)
     inputs = preparation.read(table)
     if rows := (~inputs.isfinite()).any(1).nonzero().flatten().tolist():
         shown = some([str(row) for row in rows])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soseleto.errors import DataError
+from soseleto.errors import DataError, UsageError
 
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
+SHARE = 1e-4  # of a column's spread by which float32 may move its values
+_LARGE = 1 / 16  # how float32 rounds above 2²⁰
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,19 @@ class Preprocess:
 
     uint8 inputs are divided by 255 first, and mean and std are on that 0-to-1 scale; float inputs are not rescaled.
     With an empty ``mean`` inputs such as integer tokens pass through unchanged.
+
+    exact: computed in float64, for numbers such as Unix times that float32 would round away
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise UsageError(f"Preprocess has {len(self.mean)} means but {len(self.std)} deviations: give as many.")
+        if not all(math.isfinite(value) for value in self.mean + self.std) or min(self.std, default=1) <= 0:
+            raise UsageError("Preprocess needs finite means and deviations above 0.")
 
     @classmethod
     def of(cls, inputs: Tensor) -> Preprocess:
@@ -37,11 +49,18 @@ class Preprocess:
         total, squares, count = _sums(inputs)
         mean = torch.where(count > 0, total / count.clamp(min=1), 0.0)
         variance = torch.where(count > 0, squares / count.clamp(min=1), 0.0) - mean**2
-        std = variance.clamp(min=0).sqrt()
-        constant = ~(std > 1e-6 * (1 + mean.abs()))
+        std, least = variance.clamp(min=0).sqrt(), 1e-6
+        if inputs.dtype == torch.float64 and bool((std < 1e-3 * mean.abs()).any()):  # the squares cancel
+            _, squares, count = _sums(inputs, about=mean)
+            std, least = (squares / count.clamp(min=1)).sqrt(), 1e-10
+        constant = ~(std > least * (1 + mean.abs()))
         std = torch.where(constant, 1.0, std)
         scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-        return cls(tuple((mean / scale).tolist()), tuple(torch.where(constant, 1.0, std / scale).tolist()))
+        return cls(
+            tuple((mean / scale).tolist()),
+            tuple(torch.where(constant, 1.0, std / scale).tolist()),
+            exact=rounded_away(inputs, SHARE * std),
+        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Standardised float32 inputs (N, ...), on the device of ``inputs``."""
@@ -56,15 +75,16 @@ class Preprocess:
         constants = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants
         scale, offset = constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
         if inputs.device.type == "cpu":  # converting first is twice as fast on a CPU; on a GPU it is one more kernel
-            return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
+            return inputs.to(scale.dtype, copy=True).mul_(scale).add_(offset).to(torch.float32)
         return torch.mul(inputs, scale).add_(offset).to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"mean": list(self.mean), "std": list(self.std)}
+        return {"mean": list(self.mean), "std": list(self.std)} | ({"exact": True} if self.exact else {})
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
-        return cls(tuple(map(float, fields["mean"])), tuple(map(float, fields["std"])))
+        exact = fields.get("exact") is True
+        return cls(tuple(map(float, fields["mean"])), tuple(map(float, fields["std"])), exact)
 
 
 @lru_cache(maxsize=32)
@@ -74,14 +94,35 @@ def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -
     mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(shape)
     std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(shape)
     scale = 1 / (std * (255.0 if bytes_in else 1.0))
-    return scale.to(device, torch.float32), (-mean / std).to(device, torch.float32)
+    dtype = torch.float64 if preprocess.exact else torch.float32
+    return scale.to(device, dtype), (-mean / std).to(device, dtype)
 
 
-def _sums(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, sum of squares and count of the finite values, by channel or column, in float64."""
+def rounded_away(values: Tensor, most: Tensor) -> bool:
+    """Whether float32 would move a value of (N, C, ...) by more than ``most``, (C,) by column or (1,) for all."""
+    if values.dtype != torch.float64:
+        return False
+    limit = most.to(values.device).reshape((1, -1) + (1,) * (values.ndim - 2))
+    return any(bool(((rows - rows.float()).abs() > limit).any()) for rows in values.split(_ROWS))
+
+
+def single_precision(inputs: Tensor) -> Tensor:
+    """float32, or float64 as it is where float32 would round differences away, for standardisation."""
+    if inputs.dtype != torch.float64 or inputs.ndim < 2 or not len(inputs):
+        return inputs.to(torch.float32)
+    # Large values count whatever their spread: that of the source, by which they are divided, may be smaller.
+    keep = rounded_away(inputs, torch.tensor([_LARGE])) or Preprocess.of(inputs).exact
+    return inputs if keep else inputs.to(torch.float32)
+
+
+def _sums(inputs: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum, sum of squares and count of the finite values, by channel or column, in float64.
+
+    about: (C,) what is subtracted first
+    """
     if len(inputs) == 0 or inputs.ndim < 2:
         raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
-    sums_of = _byte_sums if inputs.dtype == torch.uint8 else _float_sums
+    sums_of = _byte_sums if inputs.dtype == torch.uint8 else partial(_float_sums, about=about)
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch releases the GIL
         parts = list(pool.map(lambda rows: sums_of(rows.cpu()), torch.split(inputs, _ROWS)))
     total, squares, count = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
@@ -95,8 +136,10 @@ def _byte_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (counts * values).sum(1).double(), (counts * values**2).sum(1).double(), counts.sum(1).double()
 
 
-def _float_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _float_sums(rows: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     reduced = [d for d in range(rows.ndim) if d != 1]
     finite = rows.isfinite()
+    if about is not None:
+        rows = rows - about.reshape((1, -1) + (1,) * (rows.ndim - 2))
     rows = torch.where(finite, rows, 0.0).double()
     return rows.sum(reduced), (rows * rows).sum(reduced), finite.sum(reduced).double()

@@ -20,10 +20,10 @@ from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
 from soseleto.data.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.labels import names_of, number_labels
+from soseleto.data.labels import names_of, number_labels, plain
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
-from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -131,7 +131,7 @@ def as_examples(
     if isinstance(data, Examples):
         return data
     reading = reading or Reading()
-    raws = number_labels([_raw(data, name, reading)], shared=True)
+    raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
     examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
@@ -191,7 +191,7 @@ def _from_path(path: Path, name: str, reading: Reading) -> Raw:
         for option in ("path_column", "id_column", "truth_column", "root"):
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
-        return image_files.read_folder(path, name=name)
+        return image_files.read_folder(path, name=name, reading=reading)
     if _suffix(path, name) == ".npz":
         return read_npz(path, name=name)
     table = tables.load(path, reading)
@@ -205,7 +205,7 @@ def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str
     images: whether the path may be that of an image
     """
     if path.is_dir():
-        return image_files.read_folder(path, name=name, labelled=False)
+        return image_files.read_folder(path, name=name, reading=reading, labelled=False)
     if images and path.suffix.lower() in image_files.SUFFIXES and path.is_file():
         return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
     if _suffix(path, name) == ".npz":
@@ -248,7 +248,7 @@ def _read(
             f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "
             "checked beside files: give all data as pairs or Datasets."
         )
-    raws = number_labels(raws, shared=mode == "noisy")
+    raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
     if unlabelled is not None:
         known = () if raws[0].table is None else raws[0].table.column_names
         raws.append(_without_labels(Path(unlabelled).expanduser(), _UNLABELLED, reading, known))
@@ -352,7 +352,7 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
         raise ProblemsError(problems)
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
-    names = raw.files or tuple(f"{path}:{row}" for row in range(len(examples)))
+    names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
     return Inputs(names, examples.inputs)
 
 
@@ -395,7 +395,7 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
             f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
             "every one the label it had before the check, and the same id, in a column id."
         )
-    return _class_indices([str(name) for name in before], target, file)
+    return _class_indices([plain(str(name)) if reading.merge_labels else str(name) for name in before], target, file)
 
 
 def _class_indices(names: list[str], target: Examples, file: Path) -> Tensor:

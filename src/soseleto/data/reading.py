@@ -1,7 +1,8 @@
-"""What all readers share: options, what was read, and the problems found."""
+"""What all readers share: options, what was read, the problems found, and file names that are not UTF-8."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ _KINDS = {
 }
 _SHOWN = 5
 _INTEGER = re.compile(r"[+-]?[0-9]{1,200}\Z")
+_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,11 @@ class Reading:
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
+    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
+    allow_outside: follow paths and links that lead out of that folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
+    workers: number of decoding processes, 0 for none; default: one per core if there are many images
     """
 
     image_size: int | tuple[int, int] | None = None
@@ -55,8 +60,11 @@ class Reading:
     drop_columns: Sequence[str] = ()
     tokenizer: Tokenizer | None = None
     encoding: str | None = None
+    merge_labels: bool = False
     root: str | Path | None = None
+    allow_outside: bool = False
     cache: str | Path | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         sides = self.sides
@@ -66,6 +74,8 @@ class Reading:
             )
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"workers must be 0 or more, got {self.workers}.")
         named = [name for option in _KINDS for name in _columns(self, option)]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(_KINDS)}.")
@@ -171,6 +181,7 @@ class Raw:
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
     texts: bool = False  # the inputs are tokens
     problems: tuple[Problem, ...] = ()
 
@@ -186,3 +197,21 @@ def some(items: Sequence[str]) -> str:
     shown = ", ".join(items[:_SHOWN])
     more = len(items) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def escaped(path: str) -> str:
+    r"""The path as text that ids, rankings and tables can hold: a byte that is not UTF-8 as ``\xff``.
+
+    Python has such a byte as a lone surrogate, which cannot be encoded.
+    """
+    if path.isascii():
+        return path
+    return "".join(f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else c for c in path)
+
+
+def existing(path: str, *, root: str | os.PathLike[str] = "") -> str:
+    """The path of the file that ``escaped`` was given, where it exists; else the path as it is."""
+    if "\\x" not in path or os.path.lexists(os.path.join(root, path)):
+        return path
+    bytes_path = _ESCAPED.sub(lambda match: chr(0xDC00 + int(match[1], 16)), path)
+    return bytes_path if os.path.lexists(os.path.join(root, bytes_path)) else path

@@ -11,23 +11,29 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from soseleto.data import cells
-from soseleto.data.labels import labels_from, labels_of_words, names_of
-from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data import cells, storage
+from soseleto.data.images import outside
+from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
+from soseleto.data.reading import Problem, Raw, Reading, escaped, existing, some
+from soseleto.data.storage import check_size, is_large, passing_file
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 LABELS = ("label", "class", "target", "y", "category")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 IDS = ("id", "uid", "uuid", "key")
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
+# The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
+_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
 
 
 # Files
@@ -39,32 +45,34 @@ def load(path: Path, reading: Reading | None = None) -> Any:
     need("pyarrow", to=f"reading the table {path}")
     try:
         if suffix == ".parquet":
-            with need("pyarrow.parquet", to="reading Parquet").ParquetFile(str(path)) as file:
-                table = file.read()
-        elif suffix in (".csv", ".tsv"):
-            table = _load_csv(_decoded(path, reading.encoding), path, reading)
-        else:
-            table = _load_json(_decoded(path, reading.encoding), path)
+            return _load_parquet(path, reading)
+        text = _decoded(path, reading.encoding)
+        table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
         return table
-    except DataError:
-        raise
-    except FileNotFoundError as error:
+    except (DataError, FileNotFoundError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path} is missing: check the path.") from error
     except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
         raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
 
 
 def _decoded(path: Path, encoding: str | None) -> str:
-    """The whole file; bytes that are not text raise an error with their line."""
+    """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
     content = path.read_bytes()
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
+        likely = "latin-1"
+        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+            likely = "utf-16"
+        elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
+            likely = "cp1252"
         raise DataError(
             f"byte 0x{content[error.start]:02x} in line {line} of {path} is not {encoding or 'UTF-8'}: read it "
-            "with encoding='latin-1', or whichever it has."
+            f"with encoding={likely!r}, if that is its encoding."
         ) from error
 
 
@@ -72,6 +80,13 @@ def _load_csv(text: str, path: Path, reading: Reading) -> Any:
     pyarrow, pyarrow_csv = cells.pyarrow(), need("pyarrow.csv", to="reading CSV")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     header = next(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), [])
+    other = next((mark for mark in _SEPARATORS if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataError(
+            f"the columns of {path} are separated by {_SEPARATORS[other]} instead of {_SEPARATORS[delimiter]}: save it "
+            f"again, such as by pandas.read_csv({path.name!r}, sep={other!r}).to_csv('new.csv', index=False), with "
+            "decimal=',' where numbers have decimal commas."
+        )
     if '"' in text:
         _check_quotes(text, delimiter, path)
     table = pyarrow_csv.read_csv(
@@ -112,6 +127,30 @@ def _load_json(text: str, path: Path) -> Any:
         rows += [row] if line.strip() else []
     names = dict.fromkeys(name for row in rows for name in row)
     return column_table({name: [row.get(name) for row in rows] for name in names})
+
+
+def _load_parquet(path: Path, reading: Reading) -> Any:
+    parquet = need("pyarrow.parquet", to="reading Parquet")
+    with parquet.ParquetFile(str(path)) as file:
+        groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+        # A few bytes of run lengths can encode billions of rows: check the size before reading.
+        size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
+        check_size(size, what=str(path))
+        if is_large(max(size, sum(group.total_byte_size for group in groups))):
+            return _mapped(file, path, reading)
+        table = file.read()
+    table.validate(full=True)
+    return table
+
+
+def _mapped(file: Any, path: Path, reading: Reading) -> Any:
+    """An open Parquet file, copied to disk in the form in which it is used, of which only what is needed is read."""
+    pyarrow, ipc = cells.pyarrow(), need("pyarrow.ipc", to="reading Parquet")
+    with passing_file(reading.cache, what=str(path)) as copy:
+        with pyarrow.OSFile(str(copy), "wb") as sink, ipc.new_stream(sink, file.schema_arrow) as writer:
+            for batch in file.iter_batches(batch_size=storage.PIECE):
+                writer.write_batch(batch)
+        return ipc.open_stream(pyarrow.memory_map(str(copy))).read_all()
 
 
 # Data frames
@@ -240,6 +279,17 @@ def _column(table: Any, reading: Reading, option: str, names: Sequence[str], wha
     return given or usual(columns, names)
 
 
+def index_columns(table: Any) -> list[str]:
+    """The index of a pandas data frame, which is no feature: by its name, and by what pandas recorded in Parquet."""
+    try:
+        recorded = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, ValueError, TypeError, RecursionError):  # none, or written by something else
+        recorded = []
+    recorded = recorded if isinstance(recorded, list) else []
+    unnamed = table.column_names[:1] == [""]  # in a CSV file
+    return [n for n in table.column_names if _INDEX.fullmatch(n) or n in recorded or (unnamed and not n)]
+
+
 # Data sets
 
 
@@ -306,23 +356,36 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"row {row} has no id in {where}: give every row one.")
-    return tuple(map(str, values))
+    return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
 
 
 def _with_features(raw: Raw, table: Any, what: str) -> Raw:
+    index = index_columns(table)
+    table = table.drop_columns(index)
     if not table.num_columns:
         raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
-    return replace(raw, table=table, files=None)
+    listed = some([repr(column) for column in index])
+    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
+    problems = (Problem(raw.name, "index", text, stops=False),) if index else ()
+    return replace(raw, table=table, files=None, problems=problems)
 
 
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
-    # An empty name is never opened.
-    files = tuple("" if not path or "\0" in str(path) else os.path.join(root, str(path)) for path in paths)
-    missing = [row for row, file in enumerate(files) if not file]
-    problems: tuple[Problem, ...] = ()
-    if missing:
-        ids = tuple(raw.id_of(row) for row in missing)
-        text = f"{counted(len(ids), 'row')} without a path: give every row one, or leave it out ({some(ids)})."
-        problems = (Problem(raw.name, "missing", text, ids),)
-    return replace(raw, files=files, paths=files, problems=problems)
+    missing = {row: None for row, path in enumerate(paths) if not path or "\0" in str(path)}
+    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
+    left = [] if reading.allow_outside else outside(root, relative)
+    fix = "type reading=Reading(allow_outside=True), or root=..."
+    problems = [
+        *_rows(raw, "missing", list(missing), "without a path: give every row one, or leave it out"),
+        *_rows(raw, "outside", left, f"with a path outside {root}: {fix}"),
+    ]
+    unread = {*missing, *left}  # an empty name is never opened
+    files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
+    return replace(raw, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
+
+
+def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:
+    if rows:
+        ids = tuple(raw.id_of(row) for row in rows)
+        yield Problem(raw.name, kind, f"{counted(len(ids), 'row')} {what} ({some(ids)}).", ids)

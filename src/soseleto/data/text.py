@@ -16,6 +16,7 @@ from soseleto.data import cells
 from soseleto.data.batches import generator, source_batches, source_order
 from soseleto.data.cells import Seen, plan_of
 from soseleto.data.examples import Examples
+from soseleto.data.storage import check_size
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, first_line, need
 
@@ -41,6 +42,7 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str | None]) -> Tensor:
         """(N, longest) int32, ``NO_TOKEN`` behind the end of a text; a missing text is an empty one."""
+        check_size(4 * len(texts) * self.longest, what="the tokens of the texts")
         encoder = self._encoder()
         tokens = np.full((len(texts), self.longest), NO_TOKEN, dtype=np.int32)
         for first in range(0, len(texts), _TOGETHER):

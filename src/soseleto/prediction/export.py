@@ -96,7 +96,8 @@ def _dtype(loaded: LoadedRun) -> torch.dtype:
     """The type of the inputs that the model was trained on."""
     recorded = str(loaded.config.get("input_dtype"))
     if "float" in recorded:
-        return torch.float32
+        exact = getattr(getattr(loaded.prepare, "standardize", None), "exact", False)
+        return torch.float64 if exact else torch.float32
     return torch.uint8 if recorded == "uint8" else torch.int64
 
 

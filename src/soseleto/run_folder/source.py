@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soseleto.data import tables
+from soseleto.data.images import outside
 from soseleto.data.labels import names_of
-from soseleto.data.reading import Reading
+from soseleto.data.reading import Reading, escaped, existing
 from soseleto.data.storage import is_large
 from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
@@ -110,12 +111,12 @@ def image_files(run: RunFolder, paths: Iterable[str]) -> list[str]:
 
 
 def existing_files(paths: Iterable[str]) -> list[str]:
-    """The paths made absolute; raises if a file is missing."""
-    files = [os.path.abspath(path) for path in paths]
+    """The paths made absolute, ``escaped``; raises if a file is missing."""
+    files = [os.path.abspath(existing(path)) for path in paths]
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
-        raise UsageError(f"the image {missing} no longer exists: restore the images to where they were.")
-    return files
+        raise UsageError(f"the image {escaped(missing)} no longer exists: restore the images to where they were.")
+    return list(map(escaped, files))
 
 
 # The corrected copy
@@ -126,7 +127,8 @@ def write_corrected(
 ) -> int:
     """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
 
-    Image paths are written relative to the folder of ``out``.
+    Image paths are written relative to ``out``, which must be in a folder at or above them: ``fit`` reads no images
+    outside a table's folder.
     """
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise UsageError(f"this source cannot be written as {out}: write {out.with_suffix('.csv')} instead.")
@@ -188,7 +190,15 @@ def _with_column(table: Any, name: str, values: Any) -> Any:
 def _relative_to(out: Path, files: list[str]) -> list[str]:
     """The absolute paths relative to the folder of ``out``."""
     folder = Path(os.path.abspath(out)).parent
-    return [Path(os.path.relpath(file, folder)).as_posix() for file in files]
+    files = [existing(file) for file in files]
+    relative = [os.path.relpath(file, folder) for file in files]
+    if outside(folder, relative):
+        common = os.path.commonpath([os.path.dirname(file) for file in files])
+        raise UsageError(
+            f"the images are outside {folder}, and fit reads only images below a table's folder: "
+            f"write it as {os.path.join(common, out.name)}."
+        )
+    return [escaped(Path(path).as_posix()) for path in relative]
 
 
 def _write_csv(table: Any, sink: Any, out: Path) -> None:
@@ -238,7 +248,7 @@ def image_from_file(path: str, largest: int) -> bytes | None:
     from soseleto.data.images import open_image
 
     try:
-        return _shrink(open_image(path), largest)
+        return _shrink(open_image(existing(path)), largest)
     except Exception:  # Pillow raises many kinds
         return None
 
