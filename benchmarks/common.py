@@ -24,6 +24,7 @@ from soseleto.engines import trainable
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.pieces import (
     at_temperature,
+    centred,
     chain,
     hold_when_vanished,
     last_layer,
@@ -161,6 +162,7 @@ def last_layer_cases() -> list[Case]:
     weights = chain(last_layer(), scale_by_rms(), hold_when_vanished())
     scores = {
         ", last layer": None,
+        ", last layer, scores centred": last_layer(centred(), *rest),
         ", last layer, scores whitened": last_layer(whitened(), *rest),
     }
     return [

@@ -259,6 +259,30 @@ def test_autocast_covers_the_forward_passes_alone() -> None:
     assert bool(selection.scores.isfinite().all())
 
 
+def test_an_overflow_skips_the_step_and_leaves_the_weights() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    selection = Selection(model, n_source=N, loss=lambda m, b: 1e3 * cross_entropy(m, b), optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
+    before = copy.deepcopy(model.state_dict())
+    index, source, target = batches(1)[0]
+    selection.backward(source, target, index=index, scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**126
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(selection.weights, torch.ones(N))
+    optimizer.zero_grad()
+    scaler.update(2.0**10)
+    for index, source, target in batches(3):
+        selection.backward(source, target, index=index, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert bool(selection.weights.isfinite().all())
+    assert float(selection.weights.min()) < 1.0
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_batch_that_is_not_finite_moves_no_weight(side: str) -> None:
     selection = Selection(net(), n_source=N, loss=cross_entropy)
@@ -368,10 +392,11 @@ def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
 
 
 def on_uneven_ranks(reducer: Reducer) -> dict[str, Any]:
-    """The second rank has one example of eight, then none."""
+    """The second rank has one example of eight, then none; in float16's manner, with scaled losses."""
     model = net().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, loss=cross_entropy)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for (index, (x, y), (xt, yt)), cut in zip(batches(3), (7, 7, 8), strict=True):
         cut = 8 if reducer.ranks == 1 else cut
         mine, of_target = (
@@ -379,8 +404,9 @@ def on_uneven_ranks(reducer: Reducer) -> dict[str, Any]:
             slice(reducer.rank, None, reducer.ranks),
         )
         given = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
-        selection.backward(*given, index=index[mine])
-        optimizer.step()
+        selection.backward(*given, index=index[mine], scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
     found = {"weights": selection.weights, "visits": selection.visits, **dict(model.state_dict())}
     return {name: value.detach().double().numpy() for name, value in found.items()}
@@ -401,7 +427,7 @@ def test_ranks_may_have_parts_of_any_size() -> None:
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(5)), "8 losses for 5 indices"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),
-        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"vector of int64, got torch\.float32"),
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"whole numbers, got torch\.float32"),
         (lambda s: s.backward(empty(batches(1)[0][1]), batches(1)[0][2], index=[]), "the batch has no source index"),
         (
             lambda s: s.backward(batches(1)[0][1], empty(batches(1)[0][2]), index=torch.arange(8)),

@@ -76,7 +76,7 @@ _INSTALL = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
     "tokenizers": "soseleto[transformers]",
-    **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft")},
+    **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft", "tensorboard", "wandb", "mlflow")},
     "sklearn": "soseleto[sklearn]",
 }
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,11 +30,11 @@ from soseleto.engines import trainable
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode
-from soseleto.parallel.micro_batches import Sharing, average_running_statistics, require_divisible
+from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.pieces.last_layer import no_last_layer
 from soseleto.task.cuda_graph import CapturedStep
-from soseleto.task.loop import Finite, JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, batch_length
+from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.task import Task, laid_out_like
 
@@ -114,8 +115,9 @@ class Selection:
             device=next(model.parameters()).device,
             guard=lambda side, losses, index: None,
             classes=classes,
-            sharing=Finite(self._sharing),  # type: ignore[arg-type]
+            sharing=self._sharing,
         )
+        self._announced = False
         self._optimizer = optimizer
         self._chosen = method
         # The default for classes keeps means of every example, which ranks of a loop do not share.
@@ -155,7 +157,7 @@ class Selection:
         """At the first batch: whether the model ends in a linear layer, as the default for classes would have it."""
         self._asks_model = False
         model = self._task.model
-        with self._losses.inside(self._task.device), evaluation_mode(model):
+        with self._losses.inside(self._task.device, None), evaluation_mode(model):
             self._known["ends_in_linear"] = no_last_layer(self._losses, model, source) is None
         if self._known["ends_in_linear"]:
             logger.info(self.settings.line())
@@ -190,29 +192,36 @@ class Selection:
         self._state.use_optimizer(optimizer)
         self._recorded.clear()
 
-    def backward(self, batch: Any, target_batch: Any, *, index: Any, scale: float = 1.0) -> dict[str, Tensor]:
+    def backward(
+        self, batch: Any, target_batch: Any, *, index: Any, scale: float = 1.0, scaler: Any = None
+    ) -> dict[str, Tensor]:
         """Add the gradient of ``scale`` times the weighted source loss to ``.grad``, and move the weights.
 
         Args:
             batch, target_batch: what ``loss`` and ``target_loss`` take.
             index: the places of the batch's examples among the source examples, (B,); each at most once.
             scale: 1/accumulation where gradients are accumulated over several calls; weights move at each of them.
+            scaler: a ``torch.amp.GradScaler``, where ``scaler.scale(loss).backward()`` would be written.
 
         Returns:
             the mean source and target loss, as tensors that are not waited for.
 
         Called under ``torch.autocast`` the losses are computed in its precision and the alignments in float32.
         """
-        if self._sharing.reducer.ranks > 1:
-            require_divisible(self._task.model)
+        device = self._task.device
+        self._check_statistics()
         source, target = self._batches(batch, target_batch, _places(index))
         if self._asks_model and len(source):
             self._ask_model(source)
-        run = self._run_for(source, target)
-        with self._losses.inside(self._task.device):
+        state = self._state
+        factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
+        inside = None if factor is None else factor / _power_of_two(source.total)  # losses are not divided by B here
+        state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
+        run = self._run_for(source, target) if factor is None else self._backward
+        with self._losses.inside(device, inside):
             numbers, gradients = _apart(run(source, target))
-        _add_gradients(self._task.model, gradients, scale)
-        average_running_statistics(self._task.model, self._sharing.reducer)
+        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor, run is self._backward)
+        average_running_statistics(state.task.model, self._sharing.reducer)
         return numbers
 
     def _backward(self, source: Batch, target: Batch) -> dict[str, Tensor]:
@@ -234,6 +243,12 @@ class Selection:
         if kind not in self._recorded:
             self._recorded[kind] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
         return self._recorded[kind]
+
+    def _check_statistics(self) -> None:
+        """Log once that BatchNorm's statistics are those of each rank's part."""
+        if self._sharing.reducer.ranks > 1 and require_divisible(self._state.task.model) and not self._announced:
+            self._announced = True
+            logger.info(PER_PART)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, scores, visits, running means and the first learning rate, for ``torch.save`` or safetensors.
@@ -290,10 +305,15 @@ def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Te
     return {name: value.clone() for name, value in found.items() if not name.startswith(GRADIENT)}, gradients
 
 
-def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], scale: float) -> None:
-    """Add to ``.grad``, as ``backward`` does, a copy: those of a CUDA graph are overwritten by its next replay."""
+def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float, owned: bool) -> None:
+    """Add to ``.grad``, as ``backward`` does.
+
+    owned: whether the gradients are nobody else's; those of a CUDA graph are overwritten by its next replay.
+    """
     given = [(p, gradients[name]) for name, p in model.named_parameters() if name in gradients]
-    values = list(torch._foreach_mul([g for _, g in given], scale)) if given else []
+    values = [g for _, g in given]
+    if not owned or not isinstance(factor, float) or factor != 1.0:
+        values = list(torch._foreach_mul(values, factor)) if values else []
     present = [(p.grad, g) for (p, _), g in zip(given, values, strict=True) if p.grad is not None]
     if present:
         torch._foreach_add_([old for old, _ in present], [new for _, new in present])
@@ -327,9 +347,20 @@ def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
 
 
 def _places(index: Any) -> Tensor:
-    """The index as int64; what is not a vector of whole numbers is refused where the weights are read."""
     places = torch.as_tensor(index)
-    return places if places.is_floating_point() and places.numel() else places.to(torch.int64)
+    if not places.numel():  # a list without elements has no type of its own
+        return places.new_empty(0, dtype=torch.int64)
+    if places.ndim != 1 or places.dtype.is_floating_point or places.dtype.is_complex or places.dtype == torch.bool:
+        raise UsageError(
+            f"index must be a vector of whole numbers, got {places.dtype} {tuple(places.shape)}: "
+            "give the places of the batch's examples in the source."
+        )
+    return places.to(torch.int64)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n: a factor without rounding errors."""
+    return 1 << (n - 1).bit_length()
 
 
 def _no_optimizer(parameters: Any) -> Optimizer:

@@ -62,7 +62,7 @@ def train(folder: Path, model: Model, epochs: int, **kwargs: Any) -> Any:
 
 
 def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
-    model = Model()
+    model = Model(clip=1.0)
     with pytest.raises(UsageError, match=r"call Trainer\.fit first"):
         _ = model.selection
     trainer = train(tmp_path, model, 12, enable_checkpointing=False)
@@ -74,11 +74,19 @@ def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
     assert model.rates == pytest.approx([0.3 * (1 - step / 200) for step in range(1, 61)])
 
 
-def test_float16_is_refused(tmp_path: Path) -> None:
-    scaled = lightning.pytorch.plugins.MixedPrecision("bf16-mixed", "cpu")
-    scaled.scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(UsageError, match="write precision='bf16-mixed'"):
-        train(tmp_path, Model(), 1, plugins=[scaled], enable_checkpointing=False)
+def test_a_gradient_is_clipped_to_the_same_norm_under_a_grad_scaler(tmp_path: Path) -> None:
+    class Watched(Model):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])))
+
+    plugins = lightning.pytorch.plugins
+    scaled = plugins.MixedPrecision("bf16-mixed", "cpu")
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    norms: list[float] = []
+    for precision in ([], [scaled]):
+        train(tmp_path, Watched(clip=0.01), 1, plugins=precision, enable_checkpointing=False)
+    assert len(norms) == 10
+    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
 
 
 def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
@@ -124,3 +132,18 @@ def test_schedules_step_as_in_lightning(tmp_path: Path, settings: dict[str, Any]
     ours = Scheduled(halved, **settings)
     train(tmp_path, ours, 4, enable_checkpointing=False)
     assert ours.rates == pytest.approx(rates)
+
+
+def test_a_schedule_that_watches_a_metric_is_stepped_by_the_module(tmp_path: Path) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.raises(UsageError, match="Lightning does not pass on what ReduceLROnPlateau monitors"):
+        train(tmp_path, Scheduled(plateau, monitor="source_loss"), 1, enable_checkpointing=False)
+
+    class Own(Scheduled):
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self.lr_schedulers().step(self.trainer.callback_metrics["source_loss"] * 0 + 1)  # never better
+
+    own = Own(lambda optimizer: plateau(optimizer, patience=0, factor=0.5))
+    train(tmp_path, own, 3, enable_checkpointing=False)
+    assert own.rates == pytest.approx([0.4] * 10 + [0.2] * 5)

@@ -159,7 +159,7 @@ def test_methods_that_compare_features_raise_in_noisy_mode(name: str) -> None:
 
 
 def test_phases_are_captured_separately() -> None:
-    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2)):
+    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
         state, kinds = method.init(task), []
         for step in range(4):
@@ -335,7 +335,7 @@ def test_recording_changes_nothing() -> None:
 
 def test_fine_tuning_goes_from_the_source_to_the_target() -> None:
     task, source, target = transfer_task(), batch(N, 0), batch(7, 1)
-    method = FineTuning()
+    method = FineTuning(pretrain=0.5)
     state = method.init(task)
     first, second = task.shared | {"source_head.weight", "source_head.bias"}, task.shared | task.target_head
     for step in range(STEPS):

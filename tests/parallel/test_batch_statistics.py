@@ -21,7 +21,7 @@ from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.interface import Step
 from soseleto.errors import UsageError
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.micro_batches import PER_PART, Sharing
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
@@ -98,6 +98,7 @@ def answers() -> list[Any]:
 
 
 def test_ranks_hold_the_same_model(answers: list[Any]) -> None:
+    assert PER_PART in answers[0]["step"]["messages"]
     assert float(answers[0]["selection"]["1.running_mean"].norm()) > 0
     for training, found in answers[0].items():
         for name, value in found.items():

@@ -21,6 +21,7 @@ from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces import (
     at_temperature,
     beyond_noise,
+    centred,
     chain,
     hold_when_vanished,
     label_doubt,
@@ -60,8 +61,9 @@ METHODS: dict[str, Soseleto] = {
     "pooled_by_class": Soseleto(scores=pooled_by_class()),
     "last_layer": Soseleto(alignment=chain(last_layer(), scale_by_rms())),
     "at_temperature": Soseleto(alignment=last_layer(at_temperature(4.0))),
+    "centred": Soseleto(scores=last_layer(centred())),
     "whitened": Soseleto(scores=last_layer(whitened(0.3))),
-    "unit_length": Soseleto(alignment=last_layer(unit_length()), scores=last_layer(whitened(), unit_length())),
+    "unit_length": Soseleto(alignment=last_layer(unit_length()), scores=last_layer(centred(), unit_length())),
     "without_own_error": Soseleto(scores=last_layer(without_own_error())),
 }
 

@@ -17,6 +17,7 @@ from soseleto.engines import alignment, trainable
 from soseleto.errors import EngineError, SoseletoError, UsageError
 from soseleto.pieces import (
     at_temperature,
+    centred,
     chain,
     label_doubt,
     last_batch,
@@ -37,6 +38,7 @@ N, D, K = 24, 5, 3
 FORMS: dict[str, tuple[Form, ...]] = {
     "raw": (),
     "temperature": (at_temperature(4.0),),
+    "centred": (centred(),),
     "whitened": (whitened(shrink=0.2),),
     "unit length": (unit_length(),),
     "own error": (without_own_error(),),
@@ -112,7 +114,7 @@ class Oracle:
         return q
 
     def coordinates(self, refresh: bool) -> Callable[[Tensor], Tensor]:
-        form: Any = self.forms.get("whitened")
+        form: Any = self.forms.get("centred") or self.forms.get("whitened")
         mean = torch.zeros(D, dtype=torch.float64)
         if form is not None:
             mean = averaged([h.mean(0) for h in self.inputs], form.decay)
@@ -173,7 +175,7 @@ def test_without_forms_they_are_the_engines_over_the_layers_weight(kind: str) ->
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward", "loop"])
 def test_scores_of_a_form_of_their_own_beside_any_engine(engine: str, source_loss: Any) -> None:
     """The weights are those of the engine alone, the scores those of the form alone."""
-    form = last_layer(whitened(), unit_length(), at_temperature(), without_own_error())
+    form = last_layer(centred(), unit_length(), at_temperature(), without_own_error())
     methods = (
         Soseleto(engine=engine, scores=form, source_loss=source_loss, initial_weight=0.8),
         Soseleto(engine=engine, source_loss=source_loss, initial_weight=0.8),
@@ -222,17 +224,35 @@ def test_a_loop_with_sequences_and_a_frozen_head() -> None:
     def loss(m: nn.Module, b: Any) -> Tensor:
         return (F.cross_entropy(m(b[0]).flatten(0, 1), b[1].flatten(), reduction="none").view(b[1].shape) * b[2]).sum(1)
 
-    method = Soseleto(alignment=last_layer(whitened(shrink=1e6), decay=0.0))
+    method = Soseleto(alignment=last_layer(centred(), decay=0.0))
     selection = Selection(model, n_source=5, loss=loss, method=method)
     selection.backward((x[:5], y[:5], mask[:5]), (x[5:], y[5:], mask[5:]), index=torch.arange(5))
     h = torch.tanh(model.base(x) + model.adapter(x)).detach()
     r = (model.head(h).softmax(-1) - F.one_hot(y, K)) * mask[..., None]
     used = mask[:5].bool()
     h = h - h[:5][used].mean(0)
-    h = h / (1e6 * h[:5][used].square().mean()).sqrt()  # what is left of whitening
     gradient = torch.einsum("tlk,tld->kd", r[5:], h[5:]) / 4
     expected = torch.einsum("nlk,kd,nld->n", r[:5], gradient, h[:5])
-    torch.testing.assert_close(selection.scores.double(), expected, rtol=1e-4, atol=1e-11)
+    torch.testing.assert_close(selection.scores.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_float16_losses_under_a_scaler() -> None:
+    model = network()
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) % K
+
+    class Scaler:
+        def scale(self, value: Tensor) -> Tensor:
+            return value * 1024.0
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(m(b[0]), b[1], reduction="none")
+
+    found = []
+    for scaler in (None, Scaler()):
+        selection = Selection(model, n_source=6, loss=loss, method=Soseleto(alignment=last_layer()))
+        selection.backward((x[:6], y[:6]), (x[6:], y[6:]), index=torch.arange(6), scaler=scaler)
+        found.append(selection.scores)
+    torch.testing.assert_close(*found)
 
 
 class Twice(nn.Module):
@@ -265,10 +285,10 @@ def test_a_model_that_does_not_end_in_one_linear_layer_is_refused(kind: str, wor
     [
         (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
         (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
-        (lambda: last_layer(scale_by_rms()), "takes forms such as whitened"),  # type: ignore[arg-type]
+        (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
         (lambda: last_layer(decay=1.0), "decay of a running mean"),
         (lambda: whitened(shrink=0.0), "shrink of whitened"),
-        (lambda: whitened(decay=-1.0), "decay of a running mean"),
+        (lambda: centred(decay=-1.0), "decay of a running mean"),
         (lambda: at_temperature(0.0), "temperature must be above 0"),
         (lambda: last_layer().init(task(network(), target_head=frozenset({"3.weight"}))), "mode='transfer' has two"),
     ],

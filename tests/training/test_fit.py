@@ -264,6 +264,7 @@ BAD = [
     ({"batch_size": 2.5}, r"batch_size must be a whole number of at least 1, got 2\.5"),
     ({"target_batch_size": "8"}, r"target_batch_size must be a whole number of at least 1, got '8'"),
     ({"model": nn.Linear(2, 2).requires_grad_(False)}, r"no parameter of the model is trainable: write model"),
+    ({"lr": None, "optimizer": torch.optim.LBFGS}, r"LBFGS evaluates the loss itself, .* optimizer=functools.partial"),
     ({"lr": None, "optimizer": "adam"}, "optimizer must be a function that makes one"),
     ({"lr": 0.0}, "lr must be above 0"),
     ({"mode": "nosy"}, "did you mean 'noisy'"),

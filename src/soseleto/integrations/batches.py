@@ -1,18 +1,17 @@
-"""Examples with their places in the source, and target batches for every rank."""
+"""Examples with their places in the source, and batches of them for every rank without repetitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from soseleto.errors import UsageError
 
 
 class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
-    """The items of a data set, each with its place."""
+    """The items of a data set, each with its place; ~i is item i where it only fills a batch."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -21,23 +20,37 @@ class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> tuple[int, Any]:
-        return i, self.dataset[i]
+        return i, self.dataset[max(i, ~i)]
 
 
-class WithIndex:
-    """A collator of ``Numbered`` items: (index, batch)."""
+class FullBatches(torch.utils.data.Sampler[list[int]]):
+    """A batch sampler's batches, filled up to full size and to a multiple of the ranks.
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
-        self._collate = collate
+    Samplers of ranks fill the last batches with examples that the epoch has had. Here these are marked: ~i for i.
+    """
 
-    def __call__(self, items: Sequence[tuple[int, Any]]) -> tuple[Tensor, Any]:
-        return torch.tensor([i for i, _ in items]), self._collate([item for _, item in items])
+    def __init__(self, batches: Any, ranks: int) -> None:
+        self._batches, self._ranks = batches, ranks
+        self.sampler, self.batch_size = batches.sampler, batches.batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._batches) // self._ranks) * self._ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        filling = list[int]()
+        for batch in self._batches:
+            filling = [~batch[0]]
+            yield batch + filling * (self.batch_size - len(batch))
+        yield from [filling * self.batch_size] * (len(self) - len(self._batches))
+
+
+# Target batches without end, the same ones in every run with the same seed, from any position on.
 
 
 class TargetBatches:
     """Batches of a small map-style data set in a new random order at every pass; ``drawn`` counts them.
 
-    They are the same in every run with the same seed, from any position on; every rank takes its own part of each.
+    Every rank takes its own part of each batch.
     """
 
     def __init__(

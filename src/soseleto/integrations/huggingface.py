@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered, TargetBatches
+from soseleto.integrations.batches import FullBatches, Numbered, TargetBatches
 from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
@@ -109,6 +110,12 @@ class SelectionMixin(_AnyTrainer):
     def with_weights(self, dataset: Any = None) -> Any:
         """A ``datasets.Dataset`` with the columns ``weight`` and ``score``; that of the training by default."""
         dataset = self.train_dataset if dataset is None else dataset
+        if not hasattr(dataset, "add_column"):
+            raise UsageError(
+                f"with_weights takes a datasets.Dataset, got {type(dataset).__name__}: read trainer.weights instead."
+            )
+        if len(dataset) != len(self.weights):
+            raise UsageError(f"the data set has {len(dataset)} examples and there are {len(self.weights)} weights.")
         dataset = dataset.add_column("weight", self.weights.tolist())
         return dataset.add_column("score", self.selection.scores.tolist())
 
@@ -128,6 +135,7 @@ class SelectionMixin(_AnyTrainer):
                 target,
                 index=index,
                 scale=1.0 / self.current_gradient_accumulation_steps,
+                scaler=self.accelerator.scaler,
             )
         self._target_losses.append(numbers["target_loss"])
         return numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
@@ -192,14 +200,18 @@ class SelectionMixin(_AnyTrainer):
         sampler = sampler_fn and (lambda _: sampler_fn(dataset))
         self.data_collator = _WithIndex(_collator(self, own))
         try:
-            return make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
+            made = make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
         finally:
             self.data_collator = own
+        return _without_repetitions(made)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._target_losses:
-            target_loss, self._target_losses = torch.stack(self._target_losses).mean(), []
-            logs = {**logs, "target_loss": float(target_loss), "mean_weight": float(self.weights.mean())}
+            target_loss, mean_weight = torch.stack(self._target_losses).mean(), self.weights.mean()
+            logs, self._target_losses = (
+                {**logs, "target_loss": float(target_loss), "mean_weight": float(mean_weight)},
+                [],
+            )
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -342,13 +354,15 @@ class Join:
 
 
 class _WithIndex:
-    """The trainer's collator on items with their places."""
+    """The trainer's collator on items with their places, without those that only fill a batch."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self._collate = collate
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
-        return {**self._collate([item for _, item in items]), INDEX: torch.tensor([i for i, _ in items])}
+        own = [(i, item) for i, item in items if i >= 0]
+        batch = self._collate([item for _, item in own or items[:1]])  # a rank without examples evaluates no loss
+        return {**batch, INDEX: torch.tensor([i for i, _ in own], dtype=torch.int64)}
 
 
 def _longest(model: Any) -> int:
@@ -367,6 +381,14 @@ def _of_columns(trainer: Any, dataset: Any) -> Any:
     return trainer._remove_unused_columns(dataset) if hasattr(dataset, "remove_columns") else dataset
 
 
+def _without_repetitions(loader: Any) -> Any:
+    """The loader, where ranks would repeat examples to fill their last batches."""
+    shard: Any = getattr(loader, "batch_sampler", None)
+    if isinstance(shard, BatchSamplerShard) and shard.num_processes > 1 and shard.batch_size and not shard.drop_last:
+        shard.batch_sampler = FullBatches(shard.batch_sampler, 1 if shard.split_batches else shard.num_processes)
+    return loader
+
+
 def _require_plain(trainer: Any) -> None:
     """Whole models only: one device, or a copy on each rank."""
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -375,19 +397,19 @@ def _require_plain(trainer: Any) -> None:
         raise UsageError(
             f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."
         )
-    if trainer.accelerator.num_processes > 1 and not trainer.args.dataloader_drop_last:
-        raise UsageError("ranks would repeat examples to fill their last batches: set dataloader_drop_last=True.")
-    if trainer.accelerator.scaler is not None:
-        raise UsageError("SoseletoTrainer does not scale float16 losses: set bf16=True in place of fp16=True.")
 
 
 def _require_plain_loss(trainer: Any) -> None:
     """The loss of the model's kind would replace any other without a word."""
     """The loss of the model's kind would replace any other without a word."""
     own = type(trainer).compute_loss is not Trainer.compute_loss
-    if own or trainer.args.label_smoothing_factor or trainer.compute_loss_func is not None:
+    asked = {
+        "label_smoothing_factor": trainer.args.label_smoothing_factor,
+        "compute_loss_func": trainer.compute_loss_func is not None,
+        f"compute_loss of {type(trainer).__name__}": own,
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
         raise UsageError(
-            "compute_loss, compute_loss_func and label_smoothing_factor would be ignored in training: give "
-            "per_example_loss=, a function of model and inputs that returns one loss per example, such as "
-            "default_loss(model)."
+            f"{name} would be ignored in training: leave it out, or give per_example_loss=, a function of model and "
+            "inputs that returns one loss per example, such as default_loss(model)."
         )

@@ -13,7 +13,7 @@ Needs Lightning: ``pip install 'soseleto[lightning]'``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered, WithIndex
+from soseleto.integrations.batches import Numbered
 from soseleto.selection import Selection
 
 
@@ -33,14 +33,15 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
 
     Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
     Schedulers take a step after every epoch, or with ``{"interval": "step"}`` after every batch, and with
-    ``{"frequency": n}`` after every n-th; not ``ReduceLROnPlateau``. Clip gradients in ``on_before_optimizer_step``:
-    the Trainer's own ``gradient_clip_val`` does not reach manual steps.
+    ``{"frequency": n}`` after every n-th. Of ``ReduceLROnPlateau`` Lightning does not pass on the ``monitor``: step it
+    yourself in ``on_train_epoch_end``.
 
     Args:
         n_source: the number of source examples.
         classes: the number of classes, where ``per_example_loss`` is the cross-entropy of class labels: see
             ``Selection``, which gets the number of epochs too.
         method: ``Soseleto(...)`` with settings of its own.
+        clip: the largest norm of a gradient; the Trainer's own ``gradient_clip_val`` does not reach manual steps.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         n_source: int,
         classes: int | None = None,
         method: Soseleto | None = None,
+        clip: float | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._n_source, self._classes, self._method = n_source, classes, method
+        self._n_source, self._classes, self._method, self._clip = n_source, classes, method, clip
         self._selection: Selection | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -74,8 +76,12 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
             raise UsageError(
                 f"SelectionModule trains on one device and this Trainer has {self.trainer.world_size}: write devices=1."
             )
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            raise UsageError("SelectionModule takes no GradScaler: write precision='bf16-mixed'.")
+        own = type(self).on_train_epoch_end is not SelectionModule.on_train_epoch_end
+        if not own and any(map(_is_plateau, self.trainer.lr_scheduler_configs)):
+            raise UsageError(
+                "Lightning does not pass on what ReduceLROnPlateau monitors: define on_train_epoch_end, and there call "
+                'self.lr_schedulers().step(self.trainer.callback_metrics["..."]).'
+            )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         (index, source), target = batch["source"], batch["target"]
@@ -83,7 +89,11 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         if self._selection is None:
             self._selection, self._saved = self._made(optimizer.optimizer), None
         self.selection.follow(optimizer.optimizer)
-        numbers = self.selection.backward(source, target, index=index)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        numbers = self.selection.backward(source, target, index=index, scaler=scaler)
+        if self._clip is not None:
+            most = self._clip * (1.0 if scaler is None else scaler.get_scale())  # the gradients are still scaled
+            self.clip_gradients(optimizer, gradient_clip_val=most, gradient_clip_algorithm="norm")
         optimizer.step()
         optimizer.zero_grad()
         self._advance("step", batch_idx + 1)
@@ -121,8 +131,12 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
 
     def _advance(self, interval: str, number: int) -> None:
         for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval and number % config.frequency == 0:
+            if config.interval == interval and number % config.frequency == 0 and not _is_plateau(config):
                 self.lr_scheduler_step(config.scheduler, None)
+
+
+def _is_plateau(config: Any) -> bool:
+    return isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def selection_loaders(
@@ -139,9 +153,17 @@ def selection_loaders(
     settings: more of DataLoader's, such as ``num_workers``
     """
     of_source: DataLoader[Any] = DataLoader(
-        Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=WithIndex(collate), **settings
+        Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=_WithIndex(collate), **settings
     )
     each = min(target_batch_size, len(target))
     draws = RandomSampler(target, num_samples=len(of_source) * each)
     of_target: DataLoader[Any] = DataLoader(target, batch_size=each, sampler=draws, collate_fn=collate, **settings)
     return CombinedLoader({"source": of_source, "target": of_target}, mode="min_size")
+
+
+class _WithIndex:
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> tuple[Tensor, Any]:
+        return torch.tensor([i for i, _ in items]), self._collate([item for _, item in items])

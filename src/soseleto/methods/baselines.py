@@ -108,16 +108,23 @@ def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Train on the source for half of the steps, then on the target; in transfer mode with the target's own head.
+    """Train on the source, then continue on the target; in transfer mode with the target's own head.
 
     first  θ, φˢ ← θ, φˢ − λ_p · mean_j ∂ℓ_j/∂(θ, φˢ)
     then   θ, φᵗ ← θ, φᵗ − λ_p · ∂L_t/∂(θ, φᵗ)
+
+    pretrain: the share of all steps that train on the source.
     """
+
+    pretrain: float = 0.5
 
     name = "fine_tuning"
 
+    def __post_init__(self) -> None:
+        require_share("pretrain", self.pretrain)
+
     def init(self, task: Task) -> PhasedState:
-        return PhasedState.start(task, first_phase=round(0.5 * task.steps))
+        return PhasedState.start(task, first_phase=round(self.pretrain * task.steps))
 
     def step(self, state: PhasedState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         side, batch = ("source", source) if state.in_first_phase else ("target", target)

@@ -73,7 +73,7 @@ class Sharing:
         return _joined(found, model)
 
     def gradient(
-        self, model: nn.Module, loss: LossOf, batch: Batch, coefficients: Tensor | None = None
+        self, model: nn.Module, loss: LossOf, batch: Batch, side: str, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This rank's losses, and the gradient of Σ c_j ℓ_j over all ranks; c = 1/total by default."""
         parameters = trainable(model)
@@ -83,13 +83,13 @@ class Sharing:
             found = loss(model, part)
             add_gradients(total, gradient(found, parameters, c.to(found.dtype)))
             losses.append(found.detach())
-        return _joined(losses, model), self.reducer.sum_gradients(total, parameters)
+        return _joined(losses, model), self.reducer.sum_gradients(total, parameters, side)
 
     def passes(self, engine: Engine, step: Step) -> Passes:
         """``engine.passes`` of the whole batch; losses and alignments are those of this rank's part."""
         if self.nothing:
             return engine.passes(step)
-        target_losses, target_gradient = self.gradient(step.model, step.losses.target, step.target)
+        target_losses, target_gradient = self.gradient(step.model, step.losses.target, step.target, "target")
         direction, target_gradient = step.to_direction(target_gradient), step.to_return(target_gradient)
         source = self.source_pass(engine, step.source_step(direction))
         return Passes(source.losses, target_losses, source.alignment, source.gradient, target_gradient)
@@ -107,7 +107,7 @@ class Sharing:
         return SourcePass(
             _joined([part.losses for part in parts], step.model),
             _joined([part.alignment for part in parts], step.model),
-            self.reducer.sum_gradients(total, trainable(step.model)),
+            self.reducer.sum_gradients(total, trainable(step.model), "source"),
         )
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:
@@ -150,15 +150,22 @@ def _joined(parts: Sequence[Tensor], model: nn.Module) -> Tensor:
     return torch.zeros(0, dtype=reductions_dtype(parameter.dtype), device=parameter.device)
 
 
+PER_PART = (
+    "BatchNorm takes its statistics over each part of a batch (per rank and micro-batch), as DistributedDataParallel "
+    "and gradient accumulation do, so that another number of parts trains another model"
+)
+
+
 def batch_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
     """The BatchNorms in training mode, by name."""
     kind = nn.modules.batchnorm._BatchNorm
     return {name: module for name, module in model.named_modules() if isinstance(module, kind) and module.training}
 
 
-def require_divisible(model: nn.Module) -> None:
-    """Raise for a BatchNorm that cannot be divided."""
-    for name, module in batch_norms(model).items():
+def require_divisible(model: nn.Module) -> bool:
+    """Raise for a BatchNorm that cannot be divided; whether there is one whose statistics are those of parts."""
+    found = batch_norms(model)
+    for name, module in found.items():
         if isinstance(module, nn.SyncBatchNorm):
             raise UsageError(
                 f"SyncBatchNorm {name!r} is not supported with ranks or micro-batches: use BatchNorm, whose statistics "
@@ -169,6 +176,7 @@ def require_divisible(model: nn.Module) -> None:
                 f"{type(module).__name__} {name!r} is not supported in a model of fully_shard: use GroupNorm, or keep "
                 "that layer in evaluation mode by overriding train()."
             )
+    return bool(found)
 
 
 @torch.no_grad()

@@ -21,6 +21,23 @@ from soseleto.task.task import Task
 
 
 @dataclass(frozen=True)
+class last_batch(Direction):
+    """The target gradient of the step's own batch: the paper's.
+
+    layers: only parameters whose names begin with one of these; None takes all of θ.
+    """
+
+    layers: tuple[str, ...] | None = None
+
+    def init(self, task: Task) -> State:
+        _require_layers(self.layers, task)
+        return {}
+
+    def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
+        return _over(value, self.layers, step.task)
+
+
+@dataclass(frozen=True)
 class running_mean(Direction):
     """An exponential moving average of the target gradient, bias-corrected as in Adam.
 
@@ -64,11 +81,6 @@ class running_mean(Direction):
         return (1.0 - torch.pow(self.decay, batches)).reciprocal() if self.decay else 1.0
 
 
-def last_batch(layers: tuple[str, ...] | None = None) -> running_mean:
-    """The target gradient of the step's own batch: the paper's. ``layers`` as in ``running_mean``."""
-    return running_mean(0.0, layers)
-
-
 def _over(gradients: dict[str, Tensor], layers: tuple[str, ...] | None, task: Task) -> dict[str, Tensor]:
     """The gradients over θ, or over the named layers of θ."""
     shared = {name: g for name, g in gradients.items() if name in task.shared}
@@ -102,7 +114,7 @@ class preconditioned(Direction):
         >>> method = Soseleto(direction=preconditioned(running_mean(0.95)))
     """
 
-    of: running_mean = field(default_factory=running_mean)
+    of: last_batch | running_mean = field(default_factory=running_mean)
 
     def init(self, task: Task) -> State:
         return self.of.init(task)
@@ -117,8 +129,10 @@ class preconditioned(Direction):
                 continue
             if _has_stepped(kept.state):
                 along = g * _of_adam(kept.state, kept.group)
-            else:  # ``correct`` multiplies by the correction, which is for g's size
+            elif isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
                 along = g.sign() / self.of.correction(state["batches"] + 1)
+            else:
+                along = g.sign()
             direction[name] = along * kept.group.get("initial_lr", kept.group["lr"])
         return direction
 

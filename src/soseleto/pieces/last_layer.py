@@ -83,8 +83,8 @@ class last_layer(Piece):
 
     Example:
         >>> from soseleto import Soseleto
-        >>> from soseleto.pieces import at_temperature, last_layer, unit_length, whitened, without_own_error
-        >>> ranking = last_layer(whitened(), unit_length(), at_temperature(4.0), without_own_error())
+        >>> from soseleto.pieces import at_temperature, centred, last_layer, unit_length, without_own_error
+        >>> ranking = last_layer(centred(), unit_length(), at_temperature(4.0), without_own_error())
         >>> method = Soseleto(alignment=last_layer(), scores=ranking)
     """
 
@@ -99,7 +99,7 @@ class last_layer(Piece):
         object.__setattr__(self, "decay", decay)
         for form in forms:
             if not isinstance(form, Form):
-                raise UsageError(f"last_layer takes forms such as whitened() or at_temperature(4.0), got {form!r}.")
+                raise UsageError(f"last_layer takes forms such as centred() or at_temperature(4.0), got {form!r}.")
         _require_decay(decay)
 
     def __repr__(self) -> str:
@@ -147,13 +147,28 @@ def _both_sides(step: Step, state: State) -> Sides:
 
 
 @dataclass(frozen=True)
-class whitened(Form):
-    """Centred inputs times L⁻¹, where L Lᵀ is their running covariance, shrunk: C + shrink·(tr C/d)·I.
-
-    shrink: the share of the mean variance that is added to every direction's; a large one only centres and scales.
+class centred(Form):
+    """Inputs minus their running mean over source examples, h − m.
 
     Inputs that follow a ReLU have a large common part, which makes every alignment large and equal in sign to the
     agreement of the labels alone; what distinguishes examples is in the remainder.
+    """
+
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        _require_decay(self.decay)
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        m = _running(state, "mean", _mean(sides["source"], step), self.decay)
+        return {side: replace(layer, inputs=layer.inputs - m) for side, layer in sides.items()}
+
+
+@dataclass(frozen=True)
+class whitened(Form):
+    """Centred inputs times L⁻¹, where L Lᵀ is their running covariance, shrunk: C + shrink·(tr C/d)·I.
+
+    shrink: the share of the mean variance that is added to every direction's; a large one leaves inputs centred alone.
 
     L⁻¹ is computed between steps, every ``REFRESH`` of them.
     """
@@ -291,6 +306,12 @@ class WatchedLosses:
         self._parts: dict[str, dict[int, LastLayer]] = {"source": {}, "target": {}}  # by the place of the batch's index
         self._checked = False
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What a GradScaler has multiplied the losses by."""
+        factor: Tensor | None = getattr(self._plain, "factor", None)
+        return factor
+
     def source(self, model: nn.Module, batch: Any) -> Tensor:
         losses, layer = self._watch(model, lambda: self._plain.source(model, batch))
         self._keep("source", batch, layer)
@@ -331,7 +352,7 @@ class WatchedLosses:
             if not self._checked:
                 _require_last(plain, z)
                 self._checked = True
-            residuals = _residuals(plain, z)
+            residuals = _residuals(plain, z, self.factor)
             return losses, _in_rows(inputs, z, residuals, len(plain))
 
 
@@ -400,14 +421,17 @@ class _LinearCalls(TorchFunctionMode):
         return inputs, outputs
 
 
-def _residuals(losses: Tensor, outputs: Tensor) -> Tensor:
-    """∂ℓ/∂z."""
+def _residuals(losses: Tensor, outputs: Tensor, factor: Tensor | None) -> Tensor:
+    """∂ℓ/∂z; for losses that a GradScaler has multiplied by ``factor``, of what they are without it."""
     if not outputs.requires_grad:
         raise EngineError(f"no trainable parameter acts on the last layer's outputs: {_INSTEAD}.")
     (residuals,) = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, allow_unused=True)
     if residuals is None:
         raise EngineError(f"the losses do not depend on the last linear layer that the model calls: {_INSTEAD}.")
-    return residuals
+    if factor is None:
+        return residuals
+    residuals = residuals / factor.to(residuals.dtype)
+    return torch.where(residuals.isfinite(), residuals, torch.zeros_like(residuals))
 
 
 def _require_last(losses: Tensor, outputs: Tensor) -> None:

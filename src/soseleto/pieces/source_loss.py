@@ -108,9 +108,17 @@ class DoubtedLosses:
         prior = self._prior(batch, doubted.dtype)
         return -torch.expm1(self._log_other(prior) + doubted).clamp_max(-_SMALLEST_POSTERIOR)
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What a GradScaler has multiplied the losses by."""
+        return getattr(self.plain, "factor", None)
+
     def _doubted(self, losses: Tensor, batch: Batch) -> Tensor:
         prior = self._prior(batch, losses.dtype)
-        return -torch.logaddexp(prior.log() - losses, self._log_other(prior))
+        if self.factor is not None:
+            losses = losses / self.factor
+        doubted = -torch.logaddexp(prior.log() - losses, self._log_other(prior))
+        return doubted if self.factor is None else doubted * self.factor
 
     def _prior(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         return self.weights.values[batch.index].to(dtype).clamp_min(_SMALLEST_PRIOR)

@@ -14,7 +14,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Passes
 from soseleto.engines.interface import Step, as_loss_vector
 from soseleto.errors import UsageError
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.micro_batches import LossOf, Sharing
 
 PerExampleLoss = Callable[[Any, Any], Tensor]  # loss(model, batch) -> (B,)
 JoinBatches = Callable[[Any, Any], Any]  # of source and target to one batch, source first; None where they cannot join
@@ -31,12 +31,13 @@ class LoopBatch(Batch):
 
 @dataclass
 class LoopLosses:
-    """The user's two losses, under autocast where the loop asks for that."""
+    """The user's two losses, under autocast and multiplied by a factor where the loop asks for that."""
 
     source_loss: PerExampleLoss
     target_loss: PerExampleLoss
     join: JoinBatches | None = None
     forward: Callable[[], Any] = field(default=nullcontext)
+    factor: Tensor | None = None
     _last: tuple[Batch, Batch, Any] | None = None
 
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -67,13 +68,15 @@ class LoopLosses:
 
     def _of(self, loss: PerExampleLoss, model: nn.Module, batch: Batch) -> Tensor:
         with self.forward():
-            return as_loss_vector(loss(model, batch.inputs))
+            losses = as_loss_vector(loss(model, batch.inputs))
+        return losses if self.factor is None else losses * self.factor
 
     @contextmanager
-    def inside(self, device: torch.device) -> Iterator[None]:
-        """Inside, autocast is on in the forward passes only, if it was on outside."""
+    def inside(self, device: torch.device, factor: Tensor | None) -> Iterator[None]:
+        """Inside, losses carry the factor, and autocast is on in the forward passes only, if it was on outside."""
         cast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if cast else None
+        self.factor = factor
         if cast:
             # The outer autocast would keep cast weights, and with them a graph that the target's backward has freed.
             self.forward = lambda: torch.autocast(device.type, dtype, cache_enabled=False)
@@ -81,7 +84,7 @@ class LoopLosses:
             with torch.autocast(device.type, enabled=False) if cast else nullcontext():
                 yield
         finally:
-            self.forward, self._last = nullcontext, None
+            self.forward, self.factor, self._last = nullcontext, None, None
 
 
 def batch_length(batch: Any) -> int | None:
@@ -94,25 +97,49 @@ def batch_length(batch: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class Finite:
-    """``inner``, with target gradients and alignments that are not finite taken for zero.
+class Unscaled:
+    """``inner`` for losses that come multiplied by ``factor`` (None: as they are): what leaves is divided by it.
 
-    One bad batch, whose step the loop may skip, then leaves weights and running means as they are. Nothing here
-    synchronises with a GPU.
+    With a ``GradScaler`` losses are multiplied by its factor before the backward pass, so that small gradients do not
+    underflow in float16, and gradients and alignments are divided by it afterwards. Where the target gradient of a
+    batch is not finite it counts as zero, and so do alignments that are not finite: one bad batch leaves weights and
+    running means as they are. Nothing here synchronises with a GPU.
     """
 
     inner: Sharing
+    factor: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+    def gradient(
+        self, model: nn.Module, loss: LossOf, batch: Any, side: str, coefficients: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, gradients = self.inner.gradient(model, loss, batch, side, coefficients)
+        return self._down(losses), self._all_down(gradients)
+
+    def losses(self, model: nn.Module, loss: LossOf, batch: Any) -> Tensor:
+        return self._down(self.inner.losses(model, loss, batch))
+
     def passes(self, engine: Engine, step: Step) -> Passes:
         def to_direction(raw: dict[str, Tensor]) -> dict[str, Tensor]:
-            return step.to_direction(_zero_unless_finite(raw))
+            return step.to_direction(_zero_unless_finite(self._all_down(raw)))
 
         passes = self.inner.passes(engine, replace(step, to_direction=to_direction))
-        q = passes.alignment
-        return replace(passes, alignment=torch.where(q.isfinite(), q, torch.zeros_like(q)))
+        q = self._down(passes.alignment)
+        return Passes(
+            source_losses=self._down(passes.source_losses),
+            target_losses=self._down(passes.target_losses),
+            alignment=torch.where(q.isfinite(), q, torch.zeros_like(q)),
+            source_gradient=self._all_down(passes.source_gradient),
+            target_gradient=self._all_down(passes.target_gradient),
+        )
+
+    def _down(self, values: Tensor) -> Tensor:
+        return values if self.factor is None else values / self.factor.to(values.dtype)
+
+    def _all_down(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gradients if self.factor is None else {name: self._down(g) for name, g in gradients.items()}
 
 
 def _zero_unless_finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.data.batches import Batch
 from soseleto.engines.interface import Losses
 from soseleto.engines.model_state import reshard
-from soseleto.errors import CannotSave, TrainingError
+from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.weights import Weights
@@ -236,6 +237,13 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
     reshard(task.model)
     optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{type(optimizer).__name__} evaluates the loss itself, several times in a step, which no method does: "
+            "write optimizer=functools.partial(torch.optim.SGD, lr=0.1), or another that steps by the gradient alone."
+        ) from error
     schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
     return optimizer, schedule
 

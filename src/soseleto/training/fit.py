@@ -113,8 +113,8 @@ def fit(
         seed: everything random in the training follows from it; the global random state is left unchanged.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
         out: the run folder to write. An unfinished run in it is continued.
-        progress: ``True`` for a live line on the terminal, a function ``progress(event, record)``, an object
-            with ``log(step, numbers)`` and ``close()``, or a list of these.
+        progress: ``True`` for a live line on the terminal, a function ``progress(event, record)``, a logger such as
+            ``soseleto.integrations.loggers.TensorBoard(folder)``, or a list of these.
 
     Example:
         >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))

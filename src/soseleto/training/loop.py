@@ -20,7 +20,7 @@ from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
 from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
-from soseleto.parallel.micro_batches import average_running_statistics, require_divisible, single_example
+from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
 from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
@@ -76,8 +76,8 @@ class Loop:
         self.records.begin(start, resumed=done > 0)
         flags = [(module, module.training) for module in self.task.model.modules()]
         _train_mode(self.task.model)
-        if not self.task.sharing.nothing:
-            require_divisible(self.task.model)
+        if not self.task.sharing.nothing and require_divisible(self.task.model):
+            self.records.message(PER_PART)
         self._epochs(state, keeper, done)
         for module, training in flags:
             module.training = training

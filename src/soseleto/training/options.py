@@ -131,7 +131,7 @@ Progress = Callable[[str, dict[str, Any]], None]
 
 
 class Logger(Protocol):
-    """An object with these two methods, around TensorBoard's writer for example."""
+    """An object with these two methods, such as ``soseleto.integrations.loggers.TensorBoard``."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """The numbers of an epoch, which ended with this step of the training."""
