@@ -21,7 +21,7 @@ from soseleto.data.preprocess import single_precision
 from soseleto.data.reading import Names, Raw
 from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, UsageError, first_line
+from soseleto.errors import DataError, SoseletoError, UsageError, first_line
 
 READ_AGAIN = 12  # items, evenly spaced
 TIMES = 3  # a random flip is missed by all of them with probability 2^-36
@@ -239,6 +239,8 @@ def load_arrays(path: Path) -> dict[str, Any]:
                 check_expansion(member.compress_size, member.file_size, what=f"{member.filename} in {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in _FIELDS}
+    except SoseletoError:
+        raise
     except Exception as error:  # many kinds, from NumPy, zipfile and zlib
         raise DataError(
             f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."
