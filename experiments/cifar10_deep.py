@@ -249,7 +249,6 @@ PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
     "published: SOP+": {0.2: "96.3", 0.8: "94.0", "asymmetric": "93.8", "worse_label": "93.2"},
     "published: ProMix": {
         0.2: "97.6-97.7",
-        0.4: "96.8",
         0.8: "91.7-95.5",
         "asymmetric": "96.0-96.6",
         "aggre_label": "97.4-97.7",
