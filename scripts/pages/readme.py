@@ -111,8 +111,8 @@ def strong_recipe() -> str:
         "The [strong recipe](docs/results/cifar10-deep.md), which learns from rejected images (PreAct ResNet-18, 1,000 "
         f"checked, {counted(len(found['strong']), 'seed', 'seeds')}), has {mine[0]} at 40 % flipped and {mine[1]} on "
         "CIFAR-10N worst, the best of DivideMix, ProMix and FixMatch at equal computation "
-        f"{' and '.join(f'{one:.1f}' for one in best)} ({of_rivals}); ProMix published {published['worse_label']} on the "
-        "latter (600 epochs, without checked images)."
+        f"{' and '.join(f'{one:.1f}' for one in best)} ({of_rivals}); ProMix published {published['worse_label']} on "
+        "the latter (600 epochs, without checked images)."
     )
 
 
