@@ -82,7 +82,6 @@ class Queue:
             "suggested": None if self.suggested is None else self.suggested[row],
             "wrong": value("mislabelled_probability"),
             "weight": value("weight"),
-            "attribution": value("column_attribution"),
             "values": [self.ranking[name][row] for name in self.features],
         }
 

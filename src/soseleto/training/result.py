@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
@@ -19,7 +18,7 @@ from soseleto.data.preparation import Preparation
 from soseleto.data.storage import is_large
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
-from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
 from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
@@ -30,11 +29,6 @@ from soseleto.weights import Weights
 if TYPE_CHECKING:
     from soseleto.suspects.suspects import Calibrated, Suspects
 
-Against = Callable[[Tensor], np.ndarray]  # places of source examples -> the columns against their labels
-
-MOST_NAMED = 3  # columns named
-LEAST_NAMED = 0.2  # of the strongest column's contribution
-ATTRIBUTION_BATCH = 1000
 MOST_FEATURE_COLUMNS = 16
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
@@ -113,9 +107,9 @@ class Result(Predictor):
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
 
-        For a classifier also ``predicted_label``, for a table its values and the columns that speak ``against`` the
-        label, and with probes ``mislabelled_probability``, ``is_label_issue`` and ``suggested_label``. Where the target
-        lacks classes, ``is_unknown`` has the examples that are labelled as one, or with probes look like one.
+        For a classifier also ``predicted_label``, for a table its values, and with probes ``mislabelled_probability``,
+        ``is_label_issue`` and ``suggested_label``. Where the target lacks classes, ``is_unknown`` has the examples that
+        are labelled as one, or with probes look like one.
         """
         learned = self._weights
         suspects = None if self.evidence is None else self.suspects()
@@ -126,23 +120,6 @@ class Result(Predictor):
             suspects=suspects,
             missing=self.missing,
             table=self.preparation,
-            against=self._against,
-        )
-
-    @property
-    def _against(self) -> Against | None:
-        """Names the columns of a table that speak most against the labels of some source examples."""
-        if (
-            not isinstance(self.preparation, TablePreparation)
-            or self.task != "classification"
-            or isinstance(self.model, TrunkAndHeads)
-        ):
-            return None
-        source = self.source
-        assert isinstance(source, Examples)
-        table, given = self.preparation, (source.inputs.cpu(), source.labels.cpu())
-        return lambda places: columns_against_label(
-            contributions(self.model, self.prepare, table, *given, places), table
         )
 
     @cached_property
@@ -190,7 +167,6 @@ def ranking_table(
     suspects: Suspects | None = None,
     missing: tuple[int, ...] = (),
     table: Preparation | None = None,
-    against: Against | None = None,
 ) -> Table:
     order = learned.order().cpu()
     at = order.numpy()
@@ -216,25 +192,20 @@ def ranking_table(
         columns["true_label"] = _labels(source, truth)[at]
         columns["wrong"] = ((truth != source.labels.cpu()) & truth_known(truth)).numpy()[at]
     if isinstance(table, TablePreparation) and isinstance(source, Examples):
-        columns |= _of_table(table, source, order, columns, against)
+        columns |= _of_table(table, source, order, columns)
     elif (features := _features(source)) is not None:
         columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
     return Table(columns)
 
 
-def _of_table(
-    table: TablePreparation, source: Examples, order: Tensor, ranking: Ranking, against: Against | None
-) -> dict[str, np.ndarray]:
-    """The columns against the label and the values of a table; of a large one only in the rows that are shown."""
+def _of_table(table: TablePreparation, source: Examples, order: Tensor, ranking: Ranking) -> dict[str, np.ndarray]:
+    """The values of a table; of a large one only in the rows that are shown."""
     shown = torch.arange(len(order))
     if is_large(source.nbytes):
         audited = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
         shown = torch.from_numpy(shown_rows(ranking, also=audited))
-    rows = order[shown]
-    found = {} if against is None else {"column_attribution": against(rows)}
-    values = list(table.values_of(source.inputs[rows]).values())[:MOST_TABLE_COLUMNS]
-    found |= {f"x{at}": column for at, column in enumerate(values)}
-    return {name: _spread(column, shown.numpy(), len(order)) for name, column in found.items()}
+    values = list(table.values_of(source.inputs[order[shown]]).values())[:MOST_TABLE_COLUMNS]
+    return {f"x{at}": _spread(column, shown.numpy(), len(order)) for at, column in enumerate(values)}
 
 
 def _spread(column: np.ndarray, places: np.ndarray, n: int) -> np.ndarray:
@@ -261,65 +232,3 @@ def _labels(source: ExampleSet, labels: Tensor) -> np.ndarray:
     unnamed = range(len(source.classes), int(labels.max()) + 1)  # outputs that a loss of the user's may have
     return np.array([*source.classes, *map(str, unnamed), ""], dtype=object)[labels.numpy()]  # -1 is the last, blank
 
-
-# Column attribution: the columns of a table that speak most against an example's label
-
-
-def contributions(
-    model: nn.Module,
-    prepare: Callable[[Tensor], Tensor],
-    table: TablePreparation,
-    inputs: Tensor,
-    labels: Tensor,
-    places: Tensor,
-) -> Tensor:
-    """c of the examples at these places, for every column, (places, columns).
-
-        c_k = Σ over the numbers j that column k is encoded by of (x_j − m_j) · ∂(z_y − z_o)/∂x_j
-
-    where m is the mean of the examples with the same label y, z are the network's outputs, and o is the most probable
-    other class. A negative c_k is how far column k moves the network from the label, compared with a typical example of
-    it.
-    """
-    device = next(model.parameters()).device
-    origins = torch.tensor(table.origins(), device=device)
-    means = _class_means(prepare, inputs, labels, device)
-    pieces = []
-    with evaluation_mode(model):
-        for some in places.split(ATTRIBUTION_BATCH):
-            rows, own = inputs[some], labels[some].to(device)
-            encoded = prepare(rows.to(device)).detach().requires_grad_()
-            outputs = model(encoded)
-            given = outputs.gather(1, own[:, None])[:, 0]
-            other = outputs.scatter(1, own[:, None], -torch.inf).amax(1)
-            (gradient,) = torch.autograd.grad((given - other).sum(), encoded)
-            each = (gradient * (encoded.detach() - means[own])).float()
-            by_column = torch.zeros(len(rows), len(table.columns), device=device)
-            pieces.append(by_column.index_add_(1, origins, each).cpu())
-    return torch.cat(pieces)
-
-
-def _class_means(prepare: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, device: torch.device) -> Tensor:
-    total: Tensor | None = None
-    classes = int(labels.max()) + 1
-    for rows, own in zip(inputs.split(ATTRIBUTION_BATCH), labels.split(ATTRIBUTION_BATCH), strict=True):
-        encoded = prepare(rows.to(device))
-        if total is None:
-            total = encoded.new_zeros(classes, encoded.shape[1])
-        total.index_add_(0, own.to(device), encoded)
-    assert total is not None
-    return total / torch.bincount(labels, minlength=classes).clamp(min=1).to(device)[:, None]
-
-
-def columns_against_label(contributed: Tensor, table: TablePreparation) -> np.ndarray:
-    """(N,) the names of the columns that speak most against the label, strongest first; empty where none does."""
-    strongest = (-contributed).topk(min(MOST_NAMED, contributed.shape[1]), dim=1)
-    enough = (strongest.values > 0) & (strongest.values >= LEAST_NAMED * strongest.values[:, :1])
-    used = table.used
-    return np.array(
-        [
-            ", ".join(used[at] for at, is_strong in zip(places, strong, strict=True) if is_strong)
-            for places, strong in zip(strongest.indices.tolist(), enough.tolist(), strict=True)
-        ],
-        dtype=object,
-    )

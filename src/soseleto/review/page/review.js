@@ -71,8 +71,6 @@
       row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
       return row;
     }));
-    at("attribution").hidden = !item.attribution;
-    at("attribution").querySelector("b").textContent = item.attribution;
   };
 
   const showPicture = (item) => {
