@@ -231,4 +231,3 @@ def _labels(source: ExampleSet, labels: Tensor) -> np.ndarray:
         return values if values.ndim == 1 else np.array([str(v.tolist()) for v in values], dtype=object)
     unnamed = range(len(source.classes), int(labels.max()) + 1)  # outputs that a loss of the user's may have
     return np.array([*source.classes, *map(str, unnamed), ""], dtype=object)[labels.numpy()]  # -1 is the last, blank
-
