@@ -59,6 +59,7 @@ UNITS = {
     "schedules": unit("learning-rate schedules"),
     "defaults": unit("one set of defaults for every caller", "schedules methods algorithm pieces models task data"),
     "suspects": unit("which labels are wrong, with calibrated probabilities", "data"),
+    "beliefs": unit("how probably each label is right, judged on features by cross-fitting", "suspects"),
     "run_folder": unit("the files that a run writes", "data"),
     "prediction": unit("a trained model applied to new inputs", "run_folder models task parallel data"),
     "training": unit("`fit` and its loop", TRAINING, in_functions="report"),

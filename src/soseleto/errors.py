@@ -72,12 +72,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 _INSTALL = {
-    **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
+    **dict.fromkeys(("pyarrow", "PIL", "safetensors", "sklearn"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
     "tokenizers": "soseleto[transformers]",
     **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft", "tensorboard", "wandb", "mlflow")},
-    "sklearn": "soseleto[sklearn]",
 }
 
 

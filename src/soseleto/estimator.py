@@ -2,7 +2,7 @@
 
     SoseletoClassifier().fit(X, y, X_target=X_target, y_target=y_target).predict(X_new)
 
-Needs scikit-learn: ``pip install 'soseleto[sklearn]'``.
+Needs scikit-learn 1.6 or newer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ try:
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise UsageError(
-        "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'soseleto[sklearn]'."
+        "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'scikit-learn>=1.6'."
     ) from error
 
 MakeModel = Callable[..., nn.Module]

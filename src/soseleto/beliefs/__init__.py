@@ -1,0 +1,1 @@
+"""How probably each source label is right, judged on features by classifiers that have not seen it."""
