@@ -292,28 +292,20 @@ def test_check_gradients_prints_every_engine(soseleto: Soseleto) -> None:
     assert said.out.endswith("auto takes layerwise.\n")
 
 
-def test_check_gradients_on_the_users_data_and_model(soseleto: Soseleto, tmp_path: Path) -> None:
+def test_check_gradients_on_the_users_model(soseleto: Soseleto, tmp_path: Path) -> None:
     """A model as for fit; its BatchNorm is why layerwise declines, with its name."""
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
         "def make(classes, shape):\n"
         "    return nn.Sequential(nn.Linear(*shape, 5), nn.BatchNorm1d(5), nn.Linear(5, classes))\n"
     )
-    rows = "\n".join(f"{i},{i % 7},{'ab'[i % 2]}" for i in range(20))
-    (tmp_path / "rows.csv").write_text(f"x,y,label\n{rows}\n")
     model = f"{tmp_path}/net.py:make"
-    said = soseleto("check-gradients", "--model", model, "--source", tmp_path / "rows.csv", "--batch", 8)
+    said = soseleto("check-gradients", "--model", model, "--shape", 2, "--batch", 8)
     assert said.code == 0
-    words = " ".join(word for word in said.out.split() if word != "│")
-    assert "BatchNorm1d '1'" in words
+    assert "BatchNorm1d '1'" in " ".join(word for word in said.out.split() if word != "│")
     assert said.out.endswith("auto takes forward.\n")
-    stated = soseleto("check-gradients", "--model", model, "--shape", "3", "--engine", "forward")
-    assert stated.code == 0
-    assert "needs the shape of its inputs: add --source DATA" in one_sentence(
-        soseleto("check-gradients", "--model", model)
-    )
-    both = soseleto("check-gradients", "--model", model, "--shape", "3", "--source", tmp_path / "rows.csv")
-    assert "--shape has no effect with --source" in one_sentence(both)
+    unshaped = soseleto("check-gradients", "--model", model)
+    assert "needs the shape of its inputs: add --shape 3,32,32" in one_sentence(unshaped)
     odd = soseleto("check-gradients", "--shape", "3x32x32")
     assert "--shape must be numbers with commas" in one_sentence(odd)
 

@@ -62,7 +62,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
     assert "give them with --labels-before COLUMN or FILE" in said
     assert (
-        "3 held-out folds of the target beside ordinary training, mixed training and target only: 10 more trainings"
+        "3 held-out folds of the target beside ordinary training, mixed training, target only: 10 more trainings"
         in said
     )
     found = RunFolder.open(out).comparison()

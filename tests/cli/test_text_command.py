@@ -183,7 +183,7 @@ def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) 
 
 def test_without_a_model_texts_are_a_bag_of_words_and_the_plan_says_so(desk: Path) -> None:
     printed = command(*fit_words(desk, "words", "--epochs", "1", model=False))
-    assert "texts are read as hashed words and pairs of words, which is fast" in printed
+    assert "texts are read as hashed words, which is fast" in printed
     assert "--model hf:FOLDER_OR_ID" in printed
     assert "model linear" in printed
 

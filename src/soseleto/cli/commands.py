@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,7 +23,14 @@ app = typer.Typer(
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 BY_MODEL = "[default: by model and data; printed at start]"
-Seed = Annotated[int, typer.Option(help="Same seed, same result, to the last bit on a CPU.")]
+SEED = "Same seed, same result, to the last bit on a CPU."
+DEVICE = "cpu, cuda, cuda:1, ..."
+Seed = Annotated[int, typer.Option(help=SEED)]
+Device = Annotated[str, typer.Option(help=DEVICE)]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")]
+Port = Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")]
 
 
 @app.callback()
@@ -43,7 +47,7 @@ def soseleto(
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/demo"),
     seed: Seed = 0,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the report in a browser.")] = False,
+    open_: Open = False,
 ) -> None:
     """The paper's synthetic experiment: no data needed, done in seconds.
 
@@ -128,8 +132,8 @@ def fit(
     epochs: Annotated[int | None, TRAINING(help=f"Passes over the source. {BY_MODEL}")] = None,
     batch_size: Annotated[int | None, TRAINING(help=f"Source examples per step. {BY_MODEL}")] = None,
     lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None,
-    seed: Annotated[int, TRAINING(help="Same seed, same result, to the last bit on a CPU.")] = 0,
-    device: Annotated[str, TRAINING(help="cpu, cuda, cuda:1, ...")] = "auto",
+    seed: Annotated[int, TRAINING(help=SEED)] = 0,
+    device: Annotated[str, TRAINING(help=DEVICE)] = "auto",
     folds: Annotated[
         int | None,
         COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
@@ -194,7 +198,7 @@ def report(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]")] = None,
     force: Force = False,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+    open_: Open = False,
 ) -> None:
     """Write a run's report: one HTML file that opens offline."""
     from soseleto.report import write_report
@@ -212,7 +216,7 @@ def rank(
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
+    out: Out = None,
     force: Force = False,
 ) -> None:
     """Print the ranking of a run's source examples, best first.
@@ -240,14 +244,12 @@ def predict(
     run: RunArgument,
     files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Images, folders, tables, .npz files.")],
     format: Annotated[str, typer.Option(metavar="csv|json", help="Format of the output.")] = "csv",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
-    ] = None,
+    out: Out = None,
+    model: Model = None,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Encoding of text tables. [default: utf-8]")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
     force: Force = False,
 ) -> None:
     """Label new inputs with a run's model: path, label and probability.
@@ -257,7 +259,7 @@ def predict(
     """
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
-    write(_predicted(run, files, model=model, format=format, device=device, encoding=encoding).encode(), out)
+    write(_predicted(run, files, model=model, format=format, device=device, encoding=encoding), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -268,17 +270,14 @@ def export(
         Path | None,
         typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
-    ] = None,
+    model: Model = None,
     force: Force = False,
 ) -> None:
     """Write a run's model as ONNX, from raw inputs to probabilities, or as a
     folder of safetensors that transformers reads.
 
     The ONNX file is run once by onnxruntime and compared with PyTorch. Needs
-    pip install 'soseleto[onnx]'. A text model takes input_ids and
-    attention_mask there.
+    pip install 'soseleto[onnx]'.
     """
     from soseleto.prediction.export import export_folder, export_onnx
     from soseleto.prediction.load import load
@@ -307,8 +306,8 @@ def review(
         str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects without a decision.")
     ] = "keep",
     force: Force = False,
-    port: Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")] = 0,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+    port: Port = 0,
+    open_: Open = False,
 ) -> None:
     """Review a run's suspects in the browser: keep, drop, relabel, undo.
 
@@ -347,8 +346,8 @@ def audit(
         typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]"),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
-    port: Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")] = 0,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+    port: Port = 0,
+    open_: Open = False,
 ) -> None:
     """Check a random sample of suspects and of other examples in the browser.
 
@@ -377,17 +376,14 @@ def check_gradients(
         str, typer.Option(metavar="NAME|FILE.py:FUNCTION", help="A model by name, or your own.")
     ] = "quick",
     batch: Annotated[int, typer.Option(metavar="N", help="Examples in the batch.")] = 32,
-    source: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Take the batch from this data, as in fit.", show_default=False)
-    ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(metavar="C,H,W", help="Generate inputs of this shape, without --source.", show_default=False),
+        typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False),
     ] = None,
     engine: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Compare the engines on a model: which one auto takes, and every engine's
     error against the reference, time, or reason to decline.
@@ -398,7 +394,7 @@ def check_gradients(
     """
     import soseleto.cli.check_gradients as command
 
-    command.check_gradients(model, batch, engine or (), source, shape, device)
+    command.check_gradients(model, batch, engine or (), shape, device)
 
 
 # What several commands do
@@ -446,31 +442,34 @@ def write(content: bytes, out: Path | None) -> None:
     typer.echo(f"wrote {out}", err=True)
 
 
-def show_report(page: Path, show: bool) -> None:
-    typer.echo(f"report: {page}")
-    if show:
+def show(line: str, address: str, in_browser: bool) -> None:
+    """Print where a page is, and open it on request."""
+    typer.echo(line)
+    if in_browser:
         import webbrowser
 
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open(address)
 
 
-def show_link(link: str, show: bool, command: str = "review") -> None:
-    typer.echo(f"{command}: {link}")
-    typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
-    if show:
-        import webbrowser
+def show_report(page: Path, in_browser: bool) -> None:
+    show(f"report: {page}", page.resolve().as_uri(), in_browser)
 
-        webbrowser.open(link)
+
+def show_link(link: str, in_browser: bool, command: str = "review") -> None:
+    show(f"{command}: {link}\nthe link works once; Ctrl-C stops, and every decision is kept", link, in_browser)
 
 
 def _predicted(
     run: Path, files: list[Path], *, model: str | None, format: str, device: str, encoding: str | None
-) -> str:
+) -> bytes:
     """Path, label and probability of every input, as CSV or JSON."""
+    import numpy as np
+
     from soseleto.data import Reading
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
     from soseleto.prediction.load import load
+    from soseleto.report.export import WRITERS
 
     if format not in ("csv", "json"):
         raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
@@ -478,26 +477,16 @@ def _predicted(
     if loaded.shape is None or loaded.task != "classification":
         raise UsageError(f"{run} is not a classifier that `soseleto fit` trained: use soseleto.load in Python.")
     lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
-    inputs = read_inputs(
-        files,
-        shape=loaded.shape,
-        reading=Reading(
-            encoding=encoding, path_column=loaded.run.source().get("path_column") if lists_images else None
-        ),
-        preparation=loaded.preparation,
-    )
-    probabilities, best = loaded.predict_proba(inputs.values).max(1)
-    rows = [
-        {"path": name, "label": loaded.class_name(index), "probability": round(probability, 4)}
-        for name, index, probability in zip(inputs.names, best.tolist(), probabilities.tolist(), strict=True)
-    ]
-    if format == "json":
-        return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=["path", "label", "probability"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    path_column = loaded.run.source().get("path_column") if lists_images else None
+    reading = Reading(encoding=encoding, path_column=path_column)
+    inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=loaded.preparation)
+    probability, best = loaded.predict_proba(inputs.values).max(1)
+    columns = {
+        "path": np.array(inputs.names, dtype=object),
+        "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
+        "probability": probability.double().numpy().round(4),
+    }
+    return WRITERS[format](columns)
 
 
 def _print_audit(run: Path) -> None:

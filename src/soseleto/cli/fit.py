@@ -16,11 +16,11 @@ from torch import nn
 
 from soseleto.cli.options import FitOptions, open_text
 from soseleto.comparison import accuracy
-from soseleto.comparison.compare import compare, default_probes, folds_of, plan
+from soseleto.comparison.compare import compare, default_probes, folds_of, plan, remember_source
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
-from soseleto.defaults import EPOCHS, kind_of_inputs, resolve
+from soseleto.defaults import kind_of_inputs, resolve
 from soseleto.errors import UsageError, counted
 from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
@@ -30,7 +30,7 @@ from soseleto.report.sentences import verdict
 from soseleto.run_folder.files import checksums_of
 from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
-from soseleto.run_folder.source import digest, remember
+from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
 from soseleto.training.options import Inputs
 from soseleto.training.progress import LiveLine
@@ -75,9 +75,15 @@ def _has_ended(folder: RunFolder) -> bool:
 
 def _read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
     """The data, and the sha256 of the source's file."""
-    sets = options.source, options.target, options.test
-    choices: dict[str, Any] = {"unlabelled": options.unlabelled, "reading": options.reading()}
-    pair = read_pair(*sets, mode=options.mode, skip_bad=options.skip_bad, **choices)
+    pair = read_pair(
+        options.source,
+        options.target,
+        options.test,
+        mode=options.mode,
+        unlabelled=options.unlabelled,
+        reading=options.reading(),
+        skip_bad=options.skip_bad,
+    )
     return pair, digest(options.source) if reducer.rank == 0 else None
 
 
@@ -114,16 +120,13 @@ def _train(options: FitOptions, training: _Training, echo: Callable[[str], None]
 
 def _describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
     """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
-    table = pair.preparation
-    features, texts = (pair.columns, ()) if table is None else (table.shown, table.texts)
-    remember(folder, options.source, options.reading(), features, sha256, texts, pair.checked)
-    if isinstance(table, TextPreparation) and options.model is not None:
+    remember_source(folder, options.source, pair, sha256, options.reading())
+    if isinstance(pair.preparation, TextPreparation) and options.model is not None:
         folder.write_json(PRETRAINED, open_text(options.model).to_dict(), indent=None)
     if pair.problems:
         dropped = set(pair.dropped)
-        folder.write_json(
-            PROBLEMS, [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]
-        )
+        problems = [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]
+        folder.write_json(PROBLEMS, problems)
 
 
 @dataclass(frozen=True)
@@ -219,41 +222,36 @@ class _Training:
     def folds(self) -> int:
         return folds_of(self.options.folds, self.pair, baselines=self.options.baselines)
 
-    # The plan
-
     def plan(self) -> list[str]:
         """What will be done, as lines to print."""
         options, pair = self.options, self.pair
-        model, images = self.make(), pair.source.inputs.ndim == 4
-        size = sum(p.numel() for p in model.parameters())
+        model = self.make()
         known: dict[str, Any] = {"mode": options.mode, "inputs": kind_of_inputs(pair.source)}
         known |= {"n_source": len(pair.source), "epochs": options.epochs, "batch_size": options.batch_size}
-        method: Any = options.method_of(pair) if options.method == "strong" else None
-        settings = resolve(model, method=method, **known)
-        epochs = counted(settings.epochs, "epoch")
+        settings = resolve(model, method=options.method_of(pair) if self.is_strong else None, **known)
         lines = [
             *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
-            f"{epochs} in batches of {settings.batch_size}",
-            f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
+            f"{counted(settings.epochs, 'epoch')} in batches of {settings.batch_size}",
+            f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
+            f"writing to {options.out}",
         ]
         if pair.unlabelled is not None:
-            lines.append(
-                f"{counted(len(pair.unlabelled), 'unlabelled example')}, labelled by the teacher in every step"
-            )
+            count = counted(len(pair.unlabelled), "unlabelled example")
+            lines.append(f"{count}, labelled by the teacher in every step")
         if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
             lines.append("without a GPU this network is slow: --model quick is a smaller one")
-        if options.epochs is None and settings.epochs != EPOCHS:
-            lines.append(f"{epochs} are the default for this model and method (--epochs N)")
         lines += self._about_texts()
         if self.is_strong:
             lines.append("method strong: a teacher judges every label, inputs are augmented strongly")
-        elif images and options.mode == "noisy":
+        elif pair.source.inputs.ndim == 4 and options.mode == "noisy":
             lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
-        if isinstance(self.augment, Augment):
-            mirrored = " and mirrored" if self.augment.flip else ""
-            lines.append(f"images are augmented: shifted by up to {self.augment.crop} pixels{mirrored}")
-        return [*lines, *self._about_suspects(), *self._about_comparison()]
+        if options.mode == "noisy" and self.probes.share and self.probes.labels_before is None:
+            lines.append(
+                "the source's mistakes are estimated; if you know the target's labels from before they were checked, "
+                "give them with --labels-before COLUMN or FILE"
+            )
+        return [*lines, *self._about_comparison()]
 
     def _about_texts(self) -> list[str]:
         table = self.pair.preparation
@@ -263,22 +261,7 @@ class _Training:
             return [f"column {table.column!r} is read up to {table.tokenizer.longest} tokens a text{longer}"]
         if table is None or not table.texts or self.options.model is not None:
             return []
-        return [
-            "texts are read as hashed words and pairs of words, which is fast; a pretrained model also knows their "
-            "meaning: --model hf:FOLDER_OR_ID"
-        ]
-
-    def _about_suspects(self) -> list[str]:
-        if self.options.mode != "noisy":
-            return []
-        if not self.probes.share:
-            return ["suspects are found by their weights alone, and their precision is not known"]
-        if self.probes.labels_before is not None:
-            return []
-        return [
-            "the source's mistakes are estimated; if you know the target's labels from before they were checked, give "
-            "them with --labels-before COLUMN or FILE"
-        ]
+        return ["texts are read as hashed words, which is fast; --model hf:FOLDER_OR_ID also knows their meaning"]
 
     def _about_comparison(self) -> list[str]:
         options, pair = self.options, self.pair
@@ -286,13 +269,10 @@ class _Training:
         parts = plan(pair, options.mode, folds=self.folds, baselines=options.baselines, apart=apart, seed=options.seed)
         if not parts:
             return []
-        where = (
-            f"{self.folds} held-out folds of the target"
-            if pair.test is None
-            else counted(len(pair.test), "test example")
-        )
+        on_test = pair.test and counted(len(pair.test), "test example")
+        where = on_test or f"{self.folds} held-out folds of the target"
         names = [accuracy.TITLES[name] for name in dict.fromkeys(part.method for part in parts) if name != "soseleto"]
-        beside = f" beside {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}" if names else ""
+        beside = f" beside {', '.join(names)}" if names else ""
         more = counted(len(parts), "more training")
         return [f"accuracy is measured on {where}{beside}: {more} (--folds 0 and --no-baselines leave them out)"]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,20 +171,19 @@ def compare(
         device=device,
         out=None if out is None else Path(out),
         watchers=_watchers(progress),
-        chosen={
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "lr": lr,
-            "optimizer": optimizer,
-            "loss": loss,
-        },
+        chosen={"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer, "loss": loss},
     )
     comparison = comparing.run()
     if out is not None and isinstance(source, str | Path) and comparing.team.rank == 0:
-        table = pair.preparation
-        features, texts = (pair.columns, ()) if table is None else (table.shown, table.texts)
-        remember(RunFolder(out), source, Reading(), features, sha256, texts, pair.checked)
+        remember_source(RunFolder(out), source, pair, sha256, Reading())
     return comparison
+
+
+def remember_source(folder: RunFolder, source: str | Path, pair: Pair, sha256: str | None, reading: Reading) -> None:
+    """Record where the source is, with the features that a report shows."""
+    table = pair.preparation
+    features, texts = (pair.columns, ()) if table is None else (table.shown, table.texts)
+    remember(folder, source, reading, features, sha256, texts, pair.checked)
 
 
 def _pair(source: Any, target: Any, test: Any, mode: str) -> Pair:
@@ -509,8 +507,6 @@ class Comparing:
         """Of tables: gradient boosting on source and target, which is what tables are usually trained with."""
         table = self.inputs.standardize
         if not (self.baselines and self.mode == "noisy" and isinstance(table, TablePreparation)):
-            return []
-        if importlib.util.find_spec("sklearn") is None:
             return []
         parts = [part for part in self.parts if part.method == SOSELETO and part.name.startswith("fold-")]
         places = torch.linspace(0, len(self.pair.source) - 1, min(MOST_BOOSTED, len(self.pair.source))).round().long()

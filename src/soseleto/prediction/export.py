@@ -3,8 +3,8 @@
 The ONNX graph takes raw inputs and gives class probabilities: standardisation and temperature are part of it, so that
 users of the file need not repeat them. A table's rows go in as its preparation stores them (numbers, and codes of
 categories); the file's metadata has that preparation as JSON, under ``soseleto.table``, and the class names under
-``soseleto.classes``. A text model takes ``input_ids`` and ``attention_mask`` of its tokenizer. The exported model is
-run once with onnxruntime and compared with PyTorch before the file gets its final name.
+``soseleto.classes``. The exported model is run once with onnxruntime and compared with PyTorch before the file gets its
+final name.
 """
 
 from __future__ import annotations
@@ -46,17 +46,8 @@ class _Pipeline(nn.Module):
         self.loaded, self.model = loaded, copy.deepcopy(loaded.model).cpu()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.answer(self.model(self.loaded.prepare(inputs)))
-
-    def answer(self, outputs: Tensor) -> Tensor:
+        outputs = self.model(self.loaded.prepare(inputs))
         return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
-
-
-class _TextPipeline(_Pipeline):
-    """As ``_Pipeline``, from token ids as the tokenizer gives them."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
-        return self.answer(self.model(input_ids, attention_mask))
 
 
 def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -67,13 +58,15 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
+    if isinstance(loaded.preparation, TextPreparation):
+        raise UsageError(f"{loaded.run.path} reads texts, and those are exported as a folder: use --pretrained FOLDER.")
     if isinstance(loaded.config.get("input_shape"), dict):
         raise UsageError(f"{loaded.run.path} has inputs of several tensors, and ONNX is written for one tensor only.")
     if loaded.shape is None:
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole = (_TextPipeline if isinstance(loaded.preparation, TextPreparation) else _Pipeline)(loaded).eval()
+    whole = _Pipeline(loaded).eval()
     with aside(file) as part:
         _export(whole, _example(loaded, _ROWS), part)
         _describe(part, loaded.classes, loaded.preparation)
@@ -81,15 +74,10 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     return file
 
 
-def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
-    """Inputs of ``rows`` rows, by name; the number of tokens of a text depends on it too."""
-    if isinstance(loaded.preparation, TextPreparation):
-        tokens = loaded.preparation.tokens(["text " * (1 + row) for row in range(rows)])
-        return loaded.preparation(tokens[:, : 4 + rows])
-    assert loaded.shape is not None
+def _example(loaded: LoadedRun, rows: int) -> Tensor:
     dtype, draw = _dtype(loaded), torch.Generator().manual_seed(0)
     highest = 2 if dtype == torch.int64 else 256  # indices, of which any embedding has two
-    return {"inputs": torch.randint(highest, (rows, *loaded.shape), generator=draw).to(dtype)}
+    return torch.randint(highest, (rows, *(loaded.shape or ())), generator=draw).to(dtype)
 
 
 def _dtype(loaded: LoadedRun) -> torch.dtype:
@@ -101,16 +89,15 @@ def _dtype(loaded: LoadedRun) -> torch.dtype:
     return torch.uint8 if recorded == "uint8" else torch.int64
 
 
-def _export(whole: nn.Module, example: dict[str, Tensor], part: Path) -> None:
-    sizes = {0: torch.export.Dim("rows")} | ({1: torch.export.Dim("tokens")} if len(example) > 1 else {})
+def _export(whole: nn.Module, example: Tensor, part: Path) -> None:
     with _quiet():
         torch.onnx.export(
             whole,
-            tuple(example.values()),
+            (example,),
             str(part),
-            input_names=list(example),
+            input_names=["inputs"],
             output_names=["probabilities"],
-            dynamic_shapes=dict.fromkeys(example, sizes),
+            dynamic_shapes={"inputs": {0: torch.export.Dim("rows")}},
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -143,13 +130,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(was)
 
 
-def _compare(whole: nn.Module, inputs: dict[str, Tensor], part: Path, file: Path) -> None:
+def _compare(whole: nn.Module, inputs: Tensor, part: Path, file: Path) -> None:
     """Compare with PyTorch, at other sizes than the exporter saw."""
     runtime: Any = need("onnxruntime", to="checking ONNX")
     session = runtime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    (answer,) = session.run(None, {"inputs": inputs.numpy()})
     with torch.no_grad():
-        gap = float((torch.from_numpy(answer) - whole(*inputs.values())).abs().max())
+        gap = float((torch.from_numpy(answer) - whole(inputs)).abs().max())
     if not gap <= TOLERANCE:
         raise DataError(f"{file} was not written: onnxruntime differs from PyTorch by {gap:.2g}.")
 

@@ -193,33 +193,14 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     values = np.concatenate([[0.0], *(series[key] for key, _, _ in lines)])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)
-    chart = _over_epochs(epochs, (low - margin * (low != 0), high + margin * (high != 0)), curve.y_label)
+    span = (low - margin * (low != 0), high + margin * (high != 0))
+    chart = Chart((float(epochs.min()), float(epochs.max())), span, "epoch", curve.y_label)
     for key, kind, _ in lines:
         chart.line(epochs, series[key], kind)
     changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
     legend = tuple(("line", kind, text) for _, kind, text in lines) if len(lines) > 1 else ()
     alt = f"{curve.title} over {len(epochs)} epochs: {changes}."
     return Figure(curve.title, chart.svg(alt), curve.caption, legend)
-
-
-def groups(run: RunFiles) -> Figure | None:
-    """Mean weight of correctly and of incorrectly labelled examples per epoch."""
-    epochs = run.series("epoch")
-    means = {kind: run.group(kind, "mean") for kind in ("right", "wrong")}
-    means = {kind: mean for kind, mean in means.items() if np.isfinite(mean).any()}
-    if not means:
-        return None
-    chart = _over_epochs(epochs, (0, 1), "mean weight")
-    for kind, mean in means.items():
-        chart.line(epochs, mean, kind)
-    changes = "; ".join(_from_to(NAMES[kind], mean) for kind, mean in means.items())
-    legend = tuple(("line", kind, NAMES[kind]) for kind in means)
-    title = "Mean weight of correctly and incorrectly labelled examples"
-    return Figure(title, chart.svg(f"Mean weight over {len(epochs)} epochs: {changes}."), legend=legend)
-
-
-def _over_epochs(epochs: Array, y: tuple[float, float], y_label: str) -> Chart:
-    return Chart((float(epochs.min()), float(epochs.max())), y, "epoch", y_label)
 
 
 def _from_to(text: str, values: Array) -> str:

@@ -59,7 +59,7 @@ def export_ranking(
             rows = suspect_rows(ranking)
         if format == LABEL_STUDIO:
             return _label_studio(run, ranking, rows)
-        return _WRITERS[format]({name: values[rows] for name, values in ranking.items()})
+        return WRITERS[format]({name: values[rows] for name, values in ranking.items()})
 
 
 def describe_list(run_path: str | os.PathLike[str]) -> str:
@@ -146,5 +146,5 @@ def _text_columns(config: Mapping[str, Any]) -> list[str]:
     return [str(column["name"]) for column in preparation.get("columns", ()) if column.get("kind") == "text"]
 
 
-_WRITERS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {"csv": _csv, "parquet": _parquet, "json": _json}
-FORMATS = (*_WRITERS, LABEL_STUDIO)
+WRITERS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {"csv": _csv, "parquet": _parquet, "json": _json}
+FORMATS = (*WRITERS, LABEL_STUDIO)

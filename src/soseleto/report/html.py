@@ -35,6 +35,11 @@ CURVES: tuple[charts.Curve, ...] = (
     charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
     charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
 )
+GROUPS = charts.Curve(
+    "Mean weight of correctly and incorrectly labelled examples",
+    "mean weight",
+    tuple((kind, kind, charts.NAMES[kind]) for kind in ("right", "wrong")),
+)
 
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -117,7 +122,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
 
 def _truth(run: RunFiles) -> list[Figure]:
     """Charts against the true labels."""
-    figures = [] if run.wrong is None else [charts.figure_1(run), charts.groups(run)]
+    figures = [] if run.wrong is None else [charts.figure_1(run), charts.curves(run, GROUPS)]
     return [figure for figure in figures if figure]
 
 

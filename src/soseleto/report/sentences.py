@@ -81,13 +81,10 @@ class RunFiles:
         return list(dict.fromkeys(texts))
 
     def series(self, key: str) -> np.ndarray:
-        """One metric of every epoch, NaN where it is missing; (E,)."""
-        return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
-
-    def group(self, name: str, key: str) -> np.ndarray:
-        """One statistic of the group "right" or "wrong" in every epoch, NaN where it is missing; (E,)."""
-        groups = [(record.get("groups") or {}).get(name) or {} for record in self.epochs]
-        return np.array([as_number(group.get(key)) for group in groups], dtype=float)
+        """One metric of every epoch, NaN where it is missing; (E,). ``right`` and ``wrong`` are mean weights."""
+        means = ({name: group["mean"] for name, group in (one.get("groups") or {}).items()} for one in self.epochs)
+        records = ({**means_of, **record} for means_of, record in zip(means, self.epochs, strict=True))
+        return np.array([as_number(record.get(key)) for record in records], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:
         """A column of the ranking, or None."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -176,17 +175,11 @@ def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reduce
 
 
 def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:
-    """The mean weight of right and of wrong labels; an empty group is left out."""
-    groups = {"right": weights[~wrong], "wrong": weights[wrong]}
-    intervals = {name: _interval(values, reducer) for name, values in groups.items()}
-    return {name: interval for name, interval in intervals.items() if interval["count"]}
-
-
-def _interval(values: Tensor, reducer: Reducer) -> dict[str, float]:
-    """A group's mean weight with its 95 % confidence interval, over all ranks."""
-    values = values.to(torch.float64)
-    count, total = reducer.sum(torch.tensor([float(len(values)), float(values.sum())], dtype=torch.float64)).tolist()
-    mean = total / max(count, 1.0)
-    spread = float(reducer.sum((values - mean).square().sum()))  # Σ (α − mean)²
-    half = 1.96 * math.sqrt(spread / (count - 1.0) / count) if count > 1 else 0.0
-    return {"mean": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "count": int(count)}
+    """The mean weight of right and of wrong labels over all ranks; an empty group is left out."""
+    record = {}
+    for name, values in (("right", weights[~wrong]), ("wrong", weights[wrong])):
+        own = torch.tensor([float(len(values)), float(values.double().sum())], dtype=torch.float64)
+        count, total = reducer.sum(own).tolist()
+        if count:
+            record[name] = {"mean": total / count, "count": int(count)}
+    return record
