@@ -1,9 +1,9 @@
 """CIFAR-10 with wrong labels and 1,000 trusted images, PreAct ResNet-18: the strong recipe and its parts.
 
 The source is the other 49,000 training images, with 20, 40 or 80 % of their labels flipped to another class, 40 % of
-five classes flipped to a similar class, or the human labels of CIFAR-10N. Accuracy is that of the last epoch on the
-10,000 test images. Settings are chosen with ``select``: 5,000 source images with their true labels are put aside and
-evaluated instead.
+five classes flipped to a similar class, or the human labels of CIFAR-10N. ``mlc`` is the protocol of MLC and EMLC.
+Accuracy is that of the last epoch on the 10,000 test images. Settings are chosen with ``select``: 5,000 source images
+with their true labels are put aside and evaluated instead.
 
     python -m experiments cifar10_deep --methods strong --set noise=0.4 --seeds 0 1 2 --out FILE
 """
@@ -41,6 +41,7 @@ from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import make_method
 from experiments.table1 import split
 from soseleto.data import Augment, StrongAugment, Views, by_confusion, generator, symmetric
+from soseleto.methods.teacher import one_hot
 from soseleto.models.by_name import by_name
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import Compute, Inputs
@@ -55,6 +56,9 @@ TRUSTED = (100, 5000)  # besides the usual number
 ASYMMETRIC = 0.4
 # The usual pairs: truck → automobile, bird → airplane, deer → horse, cat ↔ dog.
 PAIRS = ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3))
+MLC_NOISE: tuple[float | str, ...] = (0.2, 0.5, 0.8, 0.9, "asymmetric")
+# Asymmetric noise in the code of MLC and EMLC: every class is called one other, drawn once.
+MLC_PAIRS = ((0, 6), (1, 9), (2, 6), (3, 0), (4, 0), (5, 1), (6, 8), (7, 6), (8, 2), (9, 4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +67,11 @@ class Config(Run):
     n_trusted: trusted images
     views, changes, strength, cutout: of the augmentation; without views images are cropped and flipped
     cuda_graph: replay recorded steps on a GPU
+    mlc: as many trusted images of every class; a flipped label is drawn from all ten classes, so that it may be right
     """
 
     COLUMN = ("noise",)
+    NEWER = ("mlc",)
 
     noise: float | str = 0.4
     n_trusted: int = 1000
@@ -83,6 +89,7 @@ class Config(Run):
     cutout: float = 0.5
     precision: str | None = "bfloat16"
     cuda_graph: bool = True
+    mlc: bool = False
 
 
 # Published: 0.02 with 256 mixed views a batch; here there are 640. Published for 50 and 80 % flipped is λ_u = 25, after
@@ -108,15 +115,9 @@ LINES: Lines = {
     "strong_one_share": line("… one share of wrong labels", "strong", {"by_class": 0.0}),
     "strong_by_class": line("… mistakes by class alone", "strong", {"by_class": 1.0}),
     "strong_no_balance": line("… answers not balanced", "strong", {"balance": False}),
-    "strong_no_sharpening": line("… nothing sharpened", "strong", {"judging": 1.0}),
-    "strong_sharp_answers": line("… sharpened after judging", "strong", {"judging": 1.0, "temperature": 0.5}),
-    "strong_one_view": line("… one strong view", "strong", views=1, epochs=180),
     "strong_pair": line("… two networks", "strong_pair", epochs=50),
     "strong_no_teacher": line("… judged by the network itself", "strong", {"teacher": 0.0}),
     "strong_no_mixup": line("… no mixup", "strong", {"mixup": 0.0}),
-    "strong_no_cutmix": line("… no cutmix", "strong", {"cutmix": 0.0}),
-    "strong_stronger_views": line("… two changes in a view", "strong", changes=2),
-    "strong_weak_views": line("… weak views alone", "strong", changes=0, cutout=0.0),
     # Published: 0.03 with 64 labelled images a batch, as here.
     "fixmatch": line("FixMatch, source unlabelled", "fixmatch", views=1, changes=2, lr=0.03, epochs=126),
     "divide_mix": line(
@@ -146,11 +147,13 @@ def cells(seed: int) -> list[Cell]:
     """The recipe in every seed; the other lines, noises and trusted numbers once."""
     usual = Config.n_trusted
     found: list[Cell] = [("strong", {"noise": noise, "n_trusted": usual}) for noise in MAIN]
+    found += [("strong", {"noise": noise, "n_trusted": usual, "mlc": True}) for noise in MLC_NOISE]
     if seed:
         return found
     found += [("strong", {"noise": noise, "n_trusted": usual}) for noise in NOISE if noise not in MAIN]
     found += [("strong", {"noise": noise, "n_trusted": n}) for n in TRUSTED for noise in MAIN]
-    found += [("strong_longer", {"noise": HARDEST, "n_trusted": usual})]
+    found += [("strong_longer", {"noise": noise, "n_trusted": usual}) for noise in (HARDEST, "worse_label")]
+    found += [("strong_longer", {"noise": 0.9, "n_trusted": usual, "mlc": True})]
     return found + [(name, {"noise": n, "n_trusted": usual}) for n in MAIN for name in LINES if name not in ONCE]
 
 
@@ -160,6 +163,8 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     train, test = split("train", root, human), split("test", root, None)
     truth = truth_of(train) if human else train.labels
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
+    if config.mlc:
+        order = order[_classes_in_turn(truth[order])]
     trusted, others = order[: config.n_trusted], order[config.n_trusted :]
     heldout, others = others[: config.n_heldout], others[config.n_heldout :][: config.n_source]
     right = replace(train, labels=truth, truth=None)
@@ -174,14 +179,21 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     )
 
 
+def _classes_in_turn(labels: Tensor) -> Tensor:
+    """The order in which every class has its n-th example before any has the next."""
+    return one_hot(labels, 10).cumsum(0).gather(1, labels[:, None]).squeeze(1).argsort(stable=True)
+
+
 def noisy_labels(labels: Tensor, config: Any) -> Tensor:
     """The source's labels with the configuration's noise; human labels are noisy already."""
+    confusion = torch.eye(10, dtype=torch.float64)
     if isinstance(config.noise, float):
-        return symmetric(labels, config.noise, classes=10, seed=config.seed).labels
+        if not config.mlc:
+            return symmetric(labels, config.noise, classes=10, seed=config.seed).labels
+        return by_confusion(labels, torch.lerp(confusion, confusion.new_tensor(0.1), config.noise), config.seed).labels
     if config.noise != "asymmetric":
         return labels
-    confusion = torch.eye(10, dtype=torch.float64)
-    for right, wrong in PAIRS:
+    for right, wrong in MLC_PAIRS if config.mlc else PAIRS:
         confusion[right, right], confusion[right, wrong] = 1 - ASYMMETRIC, ASYMMETRIC
     return by_confusion(labels, confusion, seed=config.seed).labels
 
@@ -191,8 +203,11 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
     with _fastest_convolutions():
         result = trained(config, sides, device)
     assert sides.truth is not None
-    found = measures.detection(sides.source.labels, sides.truth, measures.trusts(result, None))
-    return {**accuracies(config, result, sides), "epochs": config.epochs, **found, "messages": list(result.messages)}
+    trusts = measures.trusts(result, None)
+    found = measures.detection(sides.source.labels, sides.truth, trusts)
+    rejected = {name: measures.issues(trust < 0.5, sides.source.labels, sides.truth) for name, trust in trusts.items()}
+    about = {"epochs": config.epochs, **found, "rejected": rejected, "messages": list(result.messages)}
+    return {**accuracies(config, result, sides), **about}
 
 
 def trained(config: Config, sides: Sides, device: str) -> Result:
@@ -235,8 +250,10 @@ COLUMNS: Mapping[str, float | str] = {
     "CIFAR-10N random": "random_label1",
     "CIFAR-10N worst": "worse_label",
 }
+MLC_COLUMNS = {"20 %": 0.2, "50 %": 0.5, "80 %": 0.8, "90 %": 0.9, "40 % asymmetric": "asymmetric"}
+Published = Mapping[str, Mapping[float | str, str]]
 # As published: no trusted images, 300 to 600 epochs, two networks; several are quoted in the tables of ProMix's paper.
-PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
+PUBLISHED: Published = {
     "published: DivideMix": {
         0.2: "96.1",
         0.4: "94.0-94.9",
@@ -256,15 +273,50 @@ PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
         "worse_label": "96.2-96.3",
     },
 }
+# From EMLC's README with 1,000 trusted images, and ProMix's last epoch without, whose asymmetric noise is another.
+MLC_PUBLISHED: Published = {
+    "published: MLC": {0.2: "92.6", 0.5: "88.1", 0.8: "77.4", 0.9: "67.9"},
+    "published: EMLC": {0.2: "93.6", 0.5: "92.2", 0.8: "91.0", 0.9: "90.1", "asymmetric": "92.7"},
+    "published: ProMix": {0.2: "97.6", 0.5: "97.3", 0.8: "95.1", 0.9: "91.1"},
+}
 TITLES = {name: title for name, (title, _) in LINES.items()}
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Accuracy after the last epoch, with published numbers on top."""
-    mine = _usual(rows)
-    shown = [noise for noise in COLUMNS.values() if any(row["setting"]["noise"] == noise for row in mine)]
-    published = [[title, *(numbers.get(noise, "") for noise in shown)] for title, numbers in PUBLISHED.items()]
-    return _table(mine, TITLES, more=published)
+    return _table(_usual(rows), TITLES, published=PUBLISHED)
+
+
+def mlc_table(rows: Sequence[Row]) -> str:
+    """Accuracy in the protocol of MLC and EMLC."""
+    return _table(_usual(rows, mlc=True), TITLES, MLC_COLUMNS, MLC_PUBLISHED)
+
+
+def rejected_table(rows: Sequence[Row]) -> str:
+    """The recipe's labels that are believed by less than a half, as a detection of wrong labels, in percent."""
+    found = [
+        {**row, "method": f"{of}{title}, {row['epochs']} epochs, by {by}", "setting": {"number": name}, "value": value}
+        for mlc, of, columns in ((True, "MLC's ", MLC_COLUMNS), (False, "", COLUMNS))
+        for title, noise in columns.items()
+        for row in _usual(rows, mlc=mlc)
+        if row["method"] in ONCE and row["setting"]["noise"] == noise
+        for by in row.get("rejected", {})
+        for name, value in _of_rejected(row, by).items()
+    ]
+    titles = {row["method"]: row["method"] for row in found}
+    settings = {row["setting"]["number"]: row["setting"] for row in found}
+    return table(found, methods=titles, settings=settings)
+
+
+def _of_rejected(row: Row, signal: str) -> dict[str, float]:
+    """The last is the share of wrong labels that are missed where as many labels are rejected as are wrong."""
+    precision, recall = row["rejected"][signal]["precision"], row["rejected"][signal]["recall"]
+    return {
+        "precision": precision,
+        "recall": recall,
+        "F1": 2 * precision * recall / (precision + recall),
+        "missed": 100 * (1 - row["detection"][signal]["precision"]),
+    }
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
@@ -286,19 +338,27 @@ def trusted_table(rows: Sequence[Row]) -> str:
     return _table(found, {str(n): f"{n:,} trusted images" for n in numbers})
 
 
-def _usual(rows: Sequence[Row]) -> list[Row]:
-    """Runs on the test images with the usual number of trusted ones."""
-    return [row for row in rows if "accuracy" in row and row["config"]["n_trusted"] == Config.n_trusted]
+def _usual(rows: Sequence[Row], mlc: bool = False) -> list[Row]:
+    """Runs on the test images with the usual number of trusted ones, in one of the two protocols."""
+    usual = [row for row in rows if "accuracy" in row and row["config"]["n_trusted"] == Config.n_trusted]
+    return [row for row in usual if row["config"].get("mlc", False) == mlc]
 
 
-def _table(rows: Sequence[Row], titles: Mapping[str, str], **more: Any) -> str:
-    """Cells of several seeds state their number in brackets."""
+def _table(
+    rows: Sequence[Row],
+    titles: Mapping[str, str],
+    columns: Mapping[str, float | str] = COLUMNS,
+    published: Published | None = None,
+) -> str:
+    """Published numbers on top; cells of several seeds state their number in brackets."""
 
     def show(cell: Spread) -> str:
         return f"{cell} ({cell.n})" if cell.n > 1 else str(cell)
 
-    settings = {title: {"noise": noise} for title, noise in COLUMNS.items()}
-    return table(rows, methods=titles, settings=settings, show=show, **more)
+    shown = [noise for noise in columns.values() if any(row["setting"]["noise"] == noise for row in rows)]
+    more = [[title, *(numbers.get(noise, "") for noise in shown)] for title, numbers in (published or {}).items()]
+    settings = {title: {"noise": noise} for title, noise in columns.items()}
+    return table(rows, methods=titles, settings=settings, show=show, more=more)
 
 
 TABLES = {"accuracy": accuracy_table, "auroc": auroc_table, "trusted": trusted_table}

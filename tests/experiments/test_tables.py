@@ -240,6 +240,29 @@ def test_data_of_the_deep_network(noise: float | str) -> None:
             assert wrong is None or int((given == wrong).sum()) == len(given) - right
 
 
+@pytest.mark.parametrize(("noise", "wrong"), [(0.5, 0.45), ("asymmetric", 0.4)])
+def test_data_in_the_protocol_of_mlc(noise: float | str, wrong: float) -> None:
+    config = cifar10_deep.configuration("strong", noise=noise, n_trusted=100, mlc=True)
+    sides = cifar10_deep.data(config)
+    assert sides.target.labels.bincount().tolist() == [10] * 10
+    assert sides.truth is not None
+    assert sides.truth.bincount().tolist() == [50] * 10
+    for c in range(10):
+        counts = sides.source.labels[sides.truth == c].bincount(minlength=10)
+        assert int(counts[c]) == pytest.approx(50 * (1 - wrong), abs=1)
+        assert len(counts.nonzero()) == (2 if noise == "asymmetric" else 10)
+
+
+def test_rejected_labels_have_precision_recall_and_f1() -> None:
+    row = short("cifar10_deep", "strong", noise=0.5, mlc=True)
+    assert set(row["rejected"]) == {"weight", "score"}
+    numbers = {"rejected": {"weight": {"precision": 90.0, "recall": 60.0}}, "detection": {"weight": {"precision": 0.8}}}
+    usual = {**row, **numbers, "config": {**row["config"], "n_trusted": 1000}}
+    assert cifar10_deep.mlc_table([usual]).splitlines()[-2] == "| published: ProMix | 97.3 |"
+    shown = cifar10_deep.rejected_table([usual])
+    assert shown.splitlines()[-1] == "| MLC's 50 %, 1 epochs, by weight | 90.0 | 60.0 | 72.0 | 20.0 |"
+
+
 def test_sources_of_table2() -> None:
     def drawn(source: str, **changes: Any) -> digits.Digits:
         return table2.data(table2.configuration("soseleto", source=source, **changes))
