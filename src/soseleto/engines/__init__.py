@@ -28,11 +28,7 @@ _ENGINES: dict[str, AutoEngine] = {}  # by name; each keeps its choices and proo
 
 
 def alignment(
-    model: nn.Module,
-    per_example_loss: PerExampleLoss,
-    batch: Any,
-    direction: Direction,
-    engine: str | Engine = "auto",
+    model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction, engine: str | Engine = "auto"
 ) -> tuple[Tensor, Tensor]:
     """The inner product of each example's gradient with ``direction``.
 

@@ -33,7 +33,7 @@ from soseleto.engines.interface import (
     uncompiled,
 )
 from soseleto.engines.layerwise import LayerwiseEngine
-from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules, unchanged_on_error
+from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules
 from soseleto.engines.proof import Inexact, Kinds, ProofDue, Recorded, Schedule, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
@@ -116,7 +116,7 @@ class ProvedEngine:
     def _prove(self, proofs: _Proofs, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
         self.schedule.begin()
-        kinds: list[tuple[list[Hashable], bool]] = []  # of the graphs that are built
+        kind: list[Any] = []  # of the graph that is built last
 
         def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             try:
@@ -125,7 +125,7 @@ class ProvedEngine:
                 raise
             except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
                 raise Inexact(first_line(error)) from error
-            kinds.append((calls, len(losses) > 1))
+            kind[:] = calls, len(losses) > 1
             return losses, alignment
 
         seed, first = self._calls, not proofs.is_proved
@@ -139,8 +139,7 @@ class ProvedEngine:
                 "which picks the fastest exact one."
             ) from error
         proofs.is_proved = True
-        again = [proofs.kinds.add(*kind, now=self._calls, unproved=unproved) for kind in kinds[-1:]]
-        self.schedule.proved(unproved, *again)
+        self.schedule.proved(unproved, proofs.kinds.add(*kind, now=self._calls, unproved=unproved) if kind else None)
 
     def _run(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
@@ -177,17 +176,8 @@ class _Proofs:
 
 def _no_rule(error: RuntimeError) -> bool:
     """Whether PyTorch's error says that an operator lacks a derivative."""
-    message = str(error)
-    return isinstance(error, NotImplementedError) or any(
-        sign in message
-        for sign in (
-            "forward AD",
-            "is not implemented",
-            "not differentiable twice",
-            "does not support",
-            "once_diff",
-        )
-    )
+    signs = ("forward AD", "is not implemented", "not differentiable twice", "does not support", "once_diff")
+    return isinstance(error, NotImplementedError) or any(sign in str(error) for sign in signs)
 
 
 MAKERS: dict[str, Callable[[], Engine]] = {
@@ -223,13 +213,9 @@ class AutoEngine:
     def __init__(self, names: Sequence[str] = FASTEST_FIRST) -> None:
         self._names = names
         self._choices: PerModel[_Choice] = PerModel()
-        self._schedule: Schedule | None = None  # of the engine used last
+        self.schedule: Schedule | None = None  # of the engine used last
         self.name = "auto"
         self.messages: list[str] = []
-
-    @property
-    def schedule(self) -> Schedule | None:
-        return self._schedule
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
@@ -254,20 +240,22 @@ class AutoEngine:
         choice.calls += 1
         reasons: list[str] = []
         while True:
-            engine = choice.engine
+            engine, restore = choice.engine, Restore(model)
             try:
-                with unchanged_on_error(model):  # a proof may fail at any step, when the model builds another graph
-                    result = run(engine)
-            except Exception as error:
+                result = run(engine)
+            except Exception as error:  # a proof may fail at any step, when the model builds another graph
+                restore()
                 following = self._names[self._names.index(engine.name) + 1 :]
                 if _is_final(error, is_last=not following):
                     raise
-                reasons.append(str(error) if isinstance(error, EngineError) else _unexpected(engine, error))
+                failed = f"the {engine.name} engine failed ({type(error).__name__}: {first_line(error)})"
+                reasons.append(str(error) if isinstance(error, EngineError) else failed)
                 if not following:
-                    raise _none_left(reasons) from error
+                    several = "no engine can treat this model; " + " ".join(reasons)
+                    raise EngineError(several if len(set(reasons)) > 1 else reasons[0]) from error
                 choice.engine = make_engine(following[0])
                 continue
-            self.name, self._schedule = engine.name, getattr(engine, "schedule", None)
+            self.name, self.schedule = engine.name, getattr(engine, "schedule", None)
             if reasons or choice.calls == 1:
                 self._log(engine.name, reasons, is_change=choice.calls > 1)
             return result
@@ -296,14 +284,6 @@ def _is_final(error: Exception, *, is_last: bool) -> bool:
         return False
     no_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
     return is_last or no_memory or isinstance(error, (UsageError, ProofDue)) or is_recording()
-
-
-def _unexpected(engine: Engine, error: Exception) -> str:
-    return f"the {engine.name} engine failed ({type(error).__name__}: {first_line(error)})"
-
-
-def _none_left(reasons: list[str]) -> EngineError:
-    return EngineError(reasons[0] if len(set(reasons)) == 1 else "no engine can treat this model; " + " ".join(reasons))
 
 
 class _Once:

@@ -106,11 +106,7 @@ def gradient(
     refuse_sharded(any(is_shard(p) for p in parameters.values()), "plain autograd")
     try:
         gradients = torch.autograd.grad(
-            losses,
-            list(parameters.values()),
-            grad_outputs=coefficients,
-            retain_graph=retain_graph,
-            allow_unused=True,
+            losses, list(parameters.values()), grad_outputs=coefficients, retain_graph=retain_graph, allow_unused=True
         )
     except RuntimeError as error:
         raise no_reentrant_checkpoint(error) or error from error

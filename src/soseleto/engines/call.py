@@ -255,10 +255,6 @@ class Call:
             return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
         return self._fold(row_dot(delta, self.rule.tangent(self.arguments, a, along)), rows)
 
-    def _in_own_dtype(self, gradient: Tensor) -> Tensor:
-        assert self.rule.large is not None
-        return gradient.to(self.arguments[self.rule.large].dtype)
-
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
         """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
         if self.large is None:
@@ -267,7 +263,7 @@ class Call:
         assert self.rule.gradient is not None
         delta, a = self.data(rows)
         found = self.rule.gradient(self.arguments, a, delta, self._spread(coefficients, rows))
-        return {self.large: self._in_own_dtype(found)}
+        return {self.large: found.to(self.arguments[self.rule.large].dtype)}
 
     def data(self, rows: slice) -> tuple[Tensor, Tensor]:
         """δ and a of these examples."""

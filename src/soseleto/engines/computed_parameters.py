@@ -94,19 +94,11 @@ class Derived:
         known = self._known.get(id(value))
         return known if known is not None and known.is_for(value) else None
 
-    def add_constant(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
-        """Record the result of a call without trainable tensors and without data."""
-        if found.constants or func in MAKERS or (func is torch.tensor and out.numel() == 1):
-            self._add(args[0] if func is Tensor.__setitem__ else out, frozenset())
-
     def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
-        """Record the result of a call of trainable tensors and constants."""
-        roots = frozenset().union(*(self._roots_before(value) for value in found.trainable))
-        self._add(args[0] if func is Tensor.__setitem__ else out, roots)
-
-    def _roots_before(self, value: Tensor) -> frozenset[str]:
-        """The roots of an argument of the last call, which may have written to it."""
-        return self.roots_of(value) or self._known[id(value)].roots
+        """Record the result of a call without data; the call may have written to its arguments."""
+        roots = frozenset().union(*(self.roots_of(value) or self._known[id(value)].roots for value in found.trainable))
+        if roots or found.constants or func in MAKERS or (func is torch.tensor and out.numel() == 1):
+            self._add(args[0] if func is Tensor.__setitem__ else out, roots)
 
     def _add(self, out: Any, roots: frozenset[str]) -> None:
         if isinstance(out, Tensor):
@@ -125,7 +117,7 @@ class Derived:
     # --- keys: a parameter's name, or one of our own for a derived tensor that has met the data ---
 
     def is_trainable(self, value: object) -> bool:
-        return isinstance(value, Tensor) and (id(value) in self.names or bool(self.roots_of(value)))
+        return isinstance(value, Tensor) and bool(self.roots_of(value))
 
     def roots_of(self, value: Tensor) -> frozenset[str]:
         if (name := self.names.get(id(value))) is not None:

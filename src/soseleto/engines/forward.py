@@ -28,13 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from soseleto.engines.autograd import differentiable_recurrence
 from soseleto.engines.functions import out_of_place, writes_to_first
-from soseleto.engines.interface import (
-    Direction,
-    PerExampleLoss,
-    as_loss_vector,
-    named_in,
-    reductions_dtype,
-)
+from soseleto.engines.interface import Direction, PerExampleLoss, as_loss_vector, named_in, reductions_dtype
 from soseleto.engines.rules import BATCH_NORM, EMBEDDING, Arguments
 
 # The tangent of BatchNorm in training mode, which PyTorch computes with about 25 passes over the activations.

@@ -65,10 +65,6 @@ class SourcePass:
     alignment: Tensor  # (B,), at least float32
     gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
 
-    def without_target(self) -> Passes:
-        """As the passes of a step that did not evaluate the target."""
-        return Passes(self.losses, self.losses[:0], self.alignment, self.gradient, {})
-
 
 # Maps the gradient of the target loss to the direction that source examples are compared with (it may average over
 # steps). An engine may call it for some of the parameters at a time, for each parameter exactly once a step. It must

@@ -55,7 +55,7 @@ from soseleto.engines.proof import (
     subtract,
     unproved,
 )
-from soseleto.engines.sweep import ALL_ROWS, Parts, Sweep, alignments
+from soseleto.engines.sweep import ALL_ROWS, Sweep, alignments
 from soseleto.engines.tape import Tape
 from soseleto.errors import EngineError
 
@@ -238,7 +238,7 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     derived, tolerance = tape.derived, _tolerance(tape, losses)
     if unseen := left.keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
         raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
-    norms, small, parts = gradient_norms(left), SmallGradients(), Parts(losses)
+    norms = gradient_norms(left)
     along = random_direction(left, {name: parameters[name] for name in left}, seed)
     equations = [Equation.of(c, left, along)]
     for one in one_hot:
@@ -246,18 +246,11 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     if not all(equation.is_finite for equation in equations):  # guards report losses that are not finite
         return frozenset(parameters)
 
-    def finish(calls: list[Call]) -> None:
-        for call in calls:
-            subtract(left, derived.pull(call.gradient(c, ALL_ROWS)))
-            parts.add(call.alignment(derived.push(along, call.names.values()), ALL_ROWS))
-            small.add(call)
-            call.close()
+    def see(part: Call | SmallGradients) -> None:
+        subtract(left, derived.pull(part.gradient(c, ALL_ROWS)))
 
-    tape.backward(losses, finish, retain_graph=True)
-    parts.add(small.alignment(derived.push(along, small.keys), ALL_ROWS))
-    subtract(left, derived.pull(small.gradient(c, ALL_ROWS)))
+    q = alignments(tape, losses, along, see, retain_graph=True)
     require_zero(left, norms, tolerance)
-    q = parts.total()
     for equation in equations:
         equation.require(q, tolerance)
     return unproved(norms, norms, tolerance)

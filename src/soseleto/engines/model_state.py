@@ -43,17 +43,6 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         restore()
 
 
-@contextmanager
-def unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """``unchanged`` for a block that fails; a block that succeeds keeps what it did."""
-    restore = Restore(model)
-    try:
-        yield
-    except BaseException:
-        restore()
-        raise
-
-
 class Restore:
     """A copy of buffers and random states; a call writes them back. Does nothing while a CUDA graph is recorded."""
 

@@ -117,10 +117,6 @@ class Schedule:
         """Whether the next call holds a proof."""
         return self.calls + 1 >= self.at
 
-    @property
-    def is_first(self) -> bool:
-        return self.at == 1
-
     def count(self) -> bool:
         """Count a call; whether a proof is due in it."""
         self.calls += 1

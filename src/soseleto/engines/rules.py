@@ -194,9 +194,8 @@ def _not_padding(arguments: Arguments, index: Tensor, rows: Tensor) -> Tensor:
 
 def _refuse_embedding(arguments: Arguments) -> str | None:
     """The weights are rewritten in the forward, the examples of a batch mixed, or the gradient is sparse."""
-    if arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq") or arguments.get("sparse"):
-        return "max_norm, scale_grad_by_freq and sparse gradients have no rule"
-    return None
+    special = arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq") or arguments.get("sparse")
+    return "max_norm, scale_grad_by_freq and sparse gradients have no rule" if special else None
 
 
 EMBEDDING = Rule(
@@ -258,31 +257,23 @@ def _group_hat(arguments: Arguments, a: Tensor) -> Tensor:
 
 
 def _instance_hat(arguments: Arguments, a: Tensor) -> Tensor:
-    eps = arguments.get("eps", 1e-5)
     if arguments.get("use_input_stats", True):  # without the running statistics, which would be updated again
-        return F.instance_norm(a, eps=eps)
-    return _running_hat(arguments, a, eps)
+        return F.instance_norm(a, eps=arguments.get("eps", 1e-5))
+    return _batch_hat(arguments, a)
 
 
 def _batch_hat(arguments: Arguments, a: Tensor) -> Tensor:
-    return _running_hat(arguments, a, arguments.get("eps", 1e-5))
-
-
-def _running_hat(arguments: Arguments, a: Tensor, eps: float) -> Tensor:
+    """By the running statistics."""
     mean, var = arguments["running_mean"].to(a.dtype), arguments["running_var"].to(a.dtype)
-    return F.batch_norm(a, mean, var, None, None, False, 0.0, eps)
+    return F.batch_norm(a, mean, var, None, None, False, 0.0, arguments.get("eps", 1e-5))
 
 
 def _refuse_batch_norm(arguments: Arguments) -> str | None:
-    if arguments.get("training", False):
-        return "BatchNorm in training mode mixes the examples of a batch"
-    return None
+    return "BatchNorm in training mode mixes the examples of a batch" if arguments.get("training", False) else None
 
 
 LAYER_NORM = Rule(
-    ("input", "normalized_shape", "weight", "bias", "eps"),
-    small=("weight", "bias"),
-    per_example=_over_last(_layer_hat),
+    ("input", "normalized_shape", "weight", "bias", "eps"), small=("weight", "bias"), per_example=_over_last(_layer_hat)
 )
 RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), small=("weight",), per_example=_over_last(_rms_hat))
 GROUP_NORM = Rule(
@@ -356,12 +347,9 @@ MULTIPLY = Rule(
     gradient=lambda arguments, a, delta, c: _sum_to(delta * a, arguments, c),
     tangent=lambda arguments, a, direction: a * _own(direction),
 )
-SMALL_ADD = replace(
-    ADD, large=None, small=("other",), per_example=lambda arguments, a, delta: _rows_of(delta, arguments)
-)
-SMALL_MULTIPLY = replace(
-    MULTIPLY, large=None, small=("other",), per_example=lambda arguments, a, delta: _rows_of(delta * a, arguments)
-)
+_AS_SMALL: dict[str, Any] = {"large": None, "small": ("other",)}
+SMALL_ADD = replace(ADD, **_AS_SMALL, per_example=lambda arguments, a, delta: _rows_of(delta, arguments))
+SMALL_MULTIPLY = replace(MULTIPLY, **_AS_SMALL, per_example=lambda arguments, a, delta: _rows_of(delta * a, arguments))
 BROADCAST = (ADD, MULTIPLY, SMALL_ADD, SMALL_MULTIPLY)
 _SMALL = 8  # at most 1/8 of a row: such gradients are kept until the end of the backward, all together
 

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from soseleto.engines.autograd import add_gradients, times
 from soseleto.engines.call import Call, SmallGradients
-from soseleto.engines.interface import (
-    Coefficients,
-    Direction,
-    ToDirection,
-    reductions_dtype,
-    refuse_sharded,
-)
+from soseleto.engines.interface import Coefficients, Direction, ToDirection, reductions_dtype, refuse_sharded
 from soseleto.engines.tape import Tape
 
 ALL_ROWS = slice(None)
 
 
-def alignments(tape: Tape, losses: Tensor, direction: Direction, *, retain_graph: bool = False) -> Tensor:
-    """The alignments of all rows, by one backward pass."""
+def alignments(
+    tape: Tape,
+    losses: Tensor,
+    direction: Direction,
+    see: Callable[[Call | SmallGradients], None] = lambda _: None,
+    *,
+    retain_graph: bool = False,
+) -> Tensor:
+    """The alignments of all rows, by one backward pass; ``see`` gets all that has a gradient while it has its δ."""
     small, parts = SmallGradients(), Parts(losses)
 
     def finish(calls: list[Call]) -> None:
         for call in calls:
+            see(call)
             parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
             small.add(call)
             call.close()
 
     tape.backward(losses, finish, retain_graph=retain_graph)
+    see(small)
     parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
     return parts.total()
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.call import OTHER_ENGINES, Call, Sums, grouped_calls
-from soseleto.engines.computed_parameters import Arguments as Found
 from soseleto.engines.computed_parameters import Derived
 from soseleto.engines.functions import (
     as_linear,
@@ -133,8 +132,11 @@ class Tape(TorchFunctionMode):
             out = func(*args, **kwargs)
             if not found.trainable:
                 self.sums.follow(func, args, kwargs)
-            if not found.data:
-                self._derive(func, args, found, out)
+            if not found.data:  # the result is derived from parameters, or a constant
+                if self.sharded and found.trainable and is_differentiable(out):
+                    name = self.derived.key(found.trainable[0])
+                    raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
+                self.derived.add(func, found, args, out)
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
@@ -143,16 +145,6 @@ class Tape(TorchFunctionMode):
         """Learn the whole parameters that a sharded module has gathered since."""
         if any(v.requires_grad and v.is_leaf and id(v) not in self.derived.names for v in tensors(values)):
             self.derived.read_names(self.model)
-
-    def _derive(self, func: Any, args: tuple[Any, ...], found: Found, out: Any) -> None:
-        """Record the result of a call without data."""
-        if not found.trainable:
-            self.derived.add_constant(func, found, args, out)
-        elif self.sharded and is_differentiable(out):
-            name = self.derived.key(found.trainable[0])
-            raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
-        else:
-            self.derived.add(func, found, args, out)
 
     def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         """A call that takes data, and parameters or tensors derived from them."""

@@ -45,12 +45,7 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        *,
-        n_source: int,
-        classes: int | None = None,
-        method: Soseleto | None = None,
-        clip: float | None = None,
+        self, *, n_source: int, classes: int | None = None, method: Soseleto | None = None, clip: float | None = None
     ) -> None:
         super().__init__()
         self.automatic_optimization = False

@@ -28,23 +28,8 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import (
-    joint_scores,
-    require_classes,
-    require_share,
-    view_scores,
-    views_of,
-)
-from soseleto.methods.teacher import (
-    Judge,
-    TaughtState,
-    Teacher,
-    clean_share,
-    mixed,
-    no_steps,
-    one_hot,
-    sharpened,
-)
+from soseleto.methods.state import joint_scores, require_classes, require_share, view_scores, views_of
+from soseleto.methods.teacher import Judge, TaughtState, Teacher, clean_share, mixed, no_steps, one_hot, sharpened
 from soseleto.task.task import Task, load_tree
 from soseleto.weights import Weights
 
@@ -167,13 +152,7 @@ class Strong:
         return target.total / (others + target.total)
 
     def losses(
-        self,
-        state: StrongState,
-        network: nn.Module,
-        given: Tensor,
-        views: list[Inputs],
-        source: Batch,
-        target: Batch,
+        self, state: StrongState, network: nn.Module, given: Tensor, views: list[Inputs], source: Batch, target: Batch
     ) -> tuple[Tensor, Tensor]:
         """H(y, p(x)) of source (B + U,) and target (T,), mean over the strong views; given: s (B + U, C)."""
         task = state.task

@@ -130,11 +130,7 @@ class _PreActivationBlock(nn.Module):
 
 
 def resnet18(
-    classes: int = 10,
-    *,
-    channels: int = 3,
-    width: int = 64,
-    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    classes: int = 10, *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
 ) -> nn.Sequential:
     """ResNet-18 for small images (3x3 stem, no early pooling); ``norm=group_norm`` does not mix examples."""
     stem = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width), nn.ReLU(inplace=True)]
@@ -143,11 +139,7 @@ def resnet18(
 
 
 def preact_resnet18(
-    classes: int = 10,
-    *,
-    channels: int = 3,
-    width: int = 64,
-    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    classes: int = 10, *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
 ) -> nn.Sequential:
     """ResNet-18 for small images with norms before the convolutions (He et al., 2016), as papers on noisy labels use
     it."""

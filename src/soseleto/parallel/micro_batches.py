@@ -21,12 +21,7 @@ from torch import Tensor, nn
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Passes, trainable
 from soseleto.engines.autograd import add_gradients, gradient
-from soseleto.engines.interface import (
-    SourcePass,
-    SourceStep,
-    Step,
-    reductions_dtype,
-)
+from soseleto.engines.interface import SourcePass, SourceStep, Step, reductions_dtype
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, Single

@@ -66,14 +66,7 @@ class CapturedStep:
     with_optimizer: whether the optimizer's step is part of it.
     """
 
-    def __init__(
-        self,
-        step: TakeStep,
-        state: Any,
-        log: Callable[[str], None],
-        *,
-        with_optimizer: bool = True,
-    ) -> None:
+    def __init__(self, step: TakeStep, state: Any, log: Callable[[str], None], *, with_optimizer: bool = True) -> None:
         self._eager = step
         self._state = state
         self._groups = [] if state.optimizer is None else state.optimizer.param_groups
