@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiments.measures import auroc
+from small_tasks import CLASSES, WIDTH, N, batch, net, noisy_task, transfer_task
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces import (
     chain,
@@ -38,54 +37,17 @@ from soseleto.pieces import (
 )
 from soseleto.pieces.piece import Alignment, Step
 from soseleto.schedules import linear
-from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import DeferredGuard, NonFiniteLoss, Task
 
-WIDTH, CLASSES, N = 4, 3, 12
 PAPER: dict[str, Any] = {
     "direction": last_batch(), "alignment": chain(), "source_loss": mean(), "initial_weight": 0.5,
 }  # fmt: skip
 ENGINES = ["loop", "double_backward", "forward", "layerwise", "auto"]
 
 
-def batch(n: int, seed: int, offset: int = 0) -> Batch:
-    seeded = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64)
-    return Batch(torch.arange(n) + offset, inputs, torch.randint(CLASSES, (n,), generator=seeded))
-
-
-def net(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
-
-
-def noisy_task(model: nn.Module, **changes: Any) -> Task:
-    names = frozenset(trainable(model))
-    fields: dict[str, Any] = {
-        "model": model, "losses": NoisyLosses(), "n_source": N, "steps": 10, "shared": names,
-        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0),
-    }  # fmt: skip
-    return Task(**{**fields, **changes})
-
-
-def transfer_task(**changes: Any) -> Task:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        trunk = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh())
-        model = TrunkAndHeads(trunk, nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)).double()
-    names = trainable(model)
-    return noisy_task(
-        model,
-        losses=TransferLosses(),
-        shared=frozenset(n for n in names if n.startswith("trunk.")),
-        target_head=frozenset(n for n in names if n.startswith("target_head.")),
-        **changes,
-    )
-
-
-@pytest.mark.parametrize("make", [lambda: noisy_task(net()), transfer_task], ids=["noisy", "transfer"])
+@pytest.mark.parametrize("make", [noisy_task, transfer_task], ids=["noisy", "transfer"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_weight_step_is_the_descent_direction_of_the_target_loss(make: Callable[[], Task], engine: str) -> None:
     """−∂/∂α_j L_t(θ − λQα) at λ → 0 over λ, by central differences in α, equals the alignment the weights step by."""
@@ -171,43 +133,27 @@ def test_steps_equal_a_numpy_transcription(engine: str, weights_first: bool, nor
     np.testing.assert_allclose(state.weights.values.numpy(), alpha, rtol=1e-6)
 
 
-def test_transfer_trains_each_part_by_its_own_loss() -> None:
-    task = transfer_task()
-    start = copy.deepcopy(task.model.state_dict())
-    source, target = batch(6, 1), batch(5, 2)
-    right = {}
-    for side, parts in (("source", ("trunk.", "source_head.")), ("target", ("target_head.",))):
-        names = [n for n in start if n.startswith(parts)]
-        one = getattr(task.losses, side)(task.model, source if side == "source" else target)
-        weight = 0.5 if side == "source" else 1.0
-        gradients = torch.autograd.grad(weight * one.mean(), [task.model.get_parameter(n) for n in names])
-        right |= {n: start[n] - 0.1 * g for n, g in zip(names, gradients, strict=True)}
-    method = Soseleto(weight_step=0.1, **PAPER)
-    method.step(method.init(task), source, target)
-    for name, value in task.model.state_dict().items():
-        assert torch.allclose(value, right[name], rtol=1e-6), name
-
-
+@pytest.mark.parametrize("share", [0.0, 0.25])
 @pytest.mark.parametrize("weight_step", [0.1, None])
-@pytest.mark.parametrize("make", [lambda: noisy_task(net()), transfer_task], ids=["noisy", "transfer"])
-def test_target_share_mixes_the_targets_gradient_into_theta_alone(
-    make: Callable[[], Task], weight_step: float | None
+@pytest.mark.parametrize("make", [noisy_task, transfer_task], ids=["noisy", "transfer"])
+def test_each_part_is_trained_by_its_own_loss_and_theta_by_a_share_of_the_targets(
+    make: Callable[[], Task], weight_step: float | None, share: float
 ) -> None:
     task, source, target = make(), batch(6, 1), batch(5, 2)
     start = {name: p.detach().clone() for name, p in task.model.named_parameters()}
     parameters = list(task.model.parameters())
     means = [task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()]
     found = [dict(zip(start, torch.autograd.grad(mean, parameters, allow_unused=True), strict=True)) for mean in means]
-    method = Soseleto(weight_step=weight_step, gradients=target_share(0.25), **{**PAPER, "initial_weight": 1.0})
+    method = Soseleto(weight_step=weight_step, gradients=target_share(share) if share else chain(), **PAPER)
     method.step(method.init(task), source, target)
     for name, now in task.model.named_parameters():
         of_source, of_target = (each[name] for each in found)
         if name in task.target_head:
             step = of_target
         elif name in task.shared:
-            step = 0.75 * of_source + 0.25 * of_target
+            step = (1 - share) * 0.5 * of_source + share * of_target
         else:
-            step = of_source
+            step = 0.5 * of_source
         assert torch.allclose(now, start[name] - 0.1 * step, rtol=1e-6), name
 
 
@@ -354,25 +300,6 @@ def test_bad_source_indices_stop_before_anything_moves(index: list[int], words: 
     with pytest.raises(UsageError, match=words):
         method.step(state, source, batch(5, 1))
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-def test_memory_does_not_grow_over_1000_steps() -> None:
-    model = net().float()
-    method = Soseleto()
-    state = method.init(noisy_task(model, steps=1500))
-    source, target = batch(N, 0), batch(5, 1)
-    source, target = (Batch(b.index, b.inputs.float(), b.labels) for b in (source, target))
-
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    for _ in range(300):
-        method.step(state, source, target)
-    before = resident()
-    for _ in range(1000):
-        method.step(state, source, target)
-    assert resident() - before < 2 << 20
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from experiments.methods.matching import episode
 from experiments.methods.noise_matrix import from_confusions
 from experiments.methods.sukhbaatar import noisy_losses
 from experiments.methods.xiao import likelihoods
+from small_tasks import CLASSES, N, batch, net, noisy_task, transfer_task
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.data.batches import Batch
@@ -37,46 +37,14 @@ from soseleto.data.structure import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
-from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.schedules import linear
-from soseleto.task.losses import NoisyLosses, TransferLosses
-from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
 
-WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
+STEPS = 10
 
 
-def batch(n: int, seed: int) -> Batch:
-    seeded = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64)
-    return Batch(torch.arange(n), inputs, torch.randint(CLASSES, (n,), generator=seeded))
-
-
-def net(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
-
-
-def make_task(model: nn.Module | None = None, **changes: Any) -> Task:
-    model = model or net()
-    fields: dict[str, Any] = {
-        "model": model, "losses": NoisyLosses(), "n_source": N, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "make_schedule": linear,
-    }  # fmt: skip
-    return Task(**{**fields, **changes})
-
-
-def transfer_task(target_head: nn.Module | None = None) -> Task:
-    target_head = target_head or nn.Linear(6, CLASSES)
-    model = TrunkAndHeads(nn.Linear(WIDTH, 6), nn.Linear(6, CLASSES), target_head).double()
-    names = trainable(model)
-    return make_task(
-        model,
-        losses=TransferLosses(),
-        shared=frozenset(n for n in names if n.startswith("trunk.")),
-        target_head=frozenset(n for n in names if n.startswith("target_head.")),
-    )
+def make_task(**changes: Any) -> Task:
+    return noisy_task(**{"make_schedule": linear, **changes})
 
 
 def wrapped() -> dict[str, Method]:
@@ -102,7 +70,7 @@ def made(name: str) -> Method:
 
 
 def task_for(name: str) -> Task:
-    return transfer_task(HEADS[name]()) if name in HEADS else make_task()
+    return transfer_task(HEADS[name](), make_schedule=linear) if name in HEADS else make_task()
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pieces.test_contract import N, batches, task
+from small_tasks import N, batches, noisy_task
 from soseleto.errors import UsageError
 from soseleto.pieces import beyond_noise
 from soseleto.pieces.alignment import PRIOR
@@ -13,7 +13,7 @@ from soseleto.pieces.piece import Alignment, Step
 
 
 def test_the_evidence_is_the_mean_minus_its_standard_error() -> None:
-    problem, z = task(), 0.8
+    problem, z = noisy_task(), 0.8
     piece = beyond_noise(z)
     state, draw = piece.init(problem), torch.Generator().manual_seed(0)
     seen: list[list[float]] = [[] for _ in range(N)]
@@ -35,7 +35,7 @@ def test_the_evidence_is_the_mean_minus_its_standard_error() -> None:
 
 
 def test_scatter_moves_no_weight_and_a_steady_sign_does() -> None:
-    problem, piece = task(), beyond_noise(3.0)
+    problem, piece = noisy_task(), beyond_noise(3.0)
     state, draw = piece.init(problem), torch.Generator().manual_seed(1)
     moved = torch.zeros(N)
     source, target = batches(0)
@@ -46,9 +46,8 @@ def test_scatter_moves_no_weight_and_a_steady_sign_does() -> None:
         assert evidence is not None
         moved[source.index] += evidence
     assert moved[source.index[0]] < -20
-    assert (
-        float(moved[source.index[1:]].abs().max()) < 3
-    )  # most of it by the first visit, which has no estimate of noise
+    # most of it by the first visit, which has no estimate of noise
+    assert float(moved[source.index[1:]].abs().max()) < 3
 
 
 def test_a_threshold_of_zero_is_refused() -> None:

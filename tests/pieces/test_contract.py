@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from small_tasks import N, batches, noisy_task, transfer_task
 from soseleto import Soseleto, pieces
-from soseleto.data.batches import Batch
-from soseleto.engines import trainable
-from soseleto.models import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces import (
     at_temperature,
@@ -40,11 +37,10 @@ from soseleto.pieces import (
     without_own_error,
 )
 from soseleto.run_folder import checkpoint
-from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import Task
 
-N = 12
+task = partial(transfer_task, make_optimizer=partial(sgd, lr=0.1), classes=3)
 METHODS: dict[str, Soseleto] = {
     "last_batch": Soseleto(direction=last_batch()),
     "running_mean": Soseleto(direction=running_mean(0.8)),
@@ -79,38 +75,7 @@ def task_of(name: str, **changes: Any) -> Task:
         changes["make_optimizer"] = partial(adamw, lr=0.05)
     if not (method.alignment.reads_layer or (method.scores is not None and method.scores.reads_layer)):
         return task(**changes)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    names = frozenset(trainable(model))
-    return replace(task(**changes), model=model, losses=NoisyLosses(), shared=names, target_head=frozenset())
-
-
-def task(**changes: Any) -> Task:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        trunk = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
-        model = TrunkAndHeads(trunk, nn.Linear(6, 3), nn.Linear(6, 3)).double()
-    names = trainable(model)
-    return Task(
-        model=model,
-        losses=TransferLosses(),
-        n_source=N,
-        steps=10,
-        shared=frozenset(n for n in names if n.startswith("trunk.")),
-        target_head=frozenset(n for n in names if n.startswith("target_head.")),
-        **{"make_optimizer": partial(sgd, lr=0.1), "classes": 3, **changes},
-    )
-
-
-def batches(step: int) -> tuple[Batch, Batch]:
-    draw = torch.Generator().manual_seed(step)
-    index = torch.randperm(N, generator=draw)[:8]
-    sides = []
-    for places in (index, torch.arange(5)):
-        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
-        sides.append(Batch(places, x, torch.randint(3, (len(places),), generator=draw)))
-    return sides[0], sides[1]
+    return noisy_task(**{"make_optimizer": partial(sgd, lr=0.1), "classes": 3, **changes})
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import small_tasks
+from small_tasks import noisy_task
 from soseleto import Selection, Soseleto
 from soseleto.data.batches import Batch
-from soseleto.engines import alignment, trainable
+from soseleto.engines import alignment
 from soseleto.errors import EngineError, SoseletoError, UsageError
 from soseleto.pieces import (
     at_temperature,
@@ -32,9 +34,10 @@ from soseleto.pieces import (
 from soseleto.pieces.last_layer import Form
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
-from soseleto.task.task import Task
 
 N, D, K = 24, 5, 3
+task = partial(noisy_task, n_source=N, steps=40, make_optimizer=partial(sgd, lr=0.2), classes=K)
+batches = partial(small_tasks.batches, n=12, t=7, of=N)
 FORMS: dict[str, tuple[Form, ...]] = {
     "raw": (),
     "temperature": (at_temperature(4.0),),
@@ -51,27 +54,6 @@ def network(kind: str = "plain") -> nn.Module:
         torch.manual_seed(3)
         norm = nn.BatchNorm1d(D) if kind == "batch norm" else nn.Identity()
         return nn.Sequential(nn.Linear(4, D), norm, nn.ReLU(), nn.Linear(D, K)).double()
-
-
-def task(model: nn.Module, **changes: Any) -> Task:
-    given: dict[str, Any] = {
-        "losses": NoisyLosses(),
-        "n_source": N,
-        "steps": 40,
-        "make_optimizer": partial(sgd, lr=0.2),
-    }
-    given |= {"shared": frozenset(trainable(model)), "target_head": frozenset[str](), "classes": K}
-    return Task(model=model, **{**given, **changes})
-
-
-def batches(step: int, n: int = 12, t: int = 7) -> tuple[Batch, Batch]:
-    draw = torch.Generator().manual_seed(step)
-    index = torch.randperm(N, generator=draw)[:n]
-    sides = []
-    for places in (index, torch.arange(t)):
-        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
-        sides.append(Batch(places, x, torch.randint(K, (len(places),), generator=draw)))
-    return sides[0], sides[1]
 
 
 class Changed(nn.Module):
@@ -124,9 +106,8 @@ class Oracle:
             covariance = averaged(moments, form.decay)
             ridge = form.shrink * covariance.trace() / D
             values, vectors = torch.linalg.eigh(covariance + ridge * torch.eye(D, dtype=torch.float64))
-            self.factor = (
-                vectors @ torch.diag(values.rsqrt()) @ vectors.T
-            )  # symmetric: another root of the same inverse
+            # symmetric: another root of the same inverse
+            self.factor = vectors @ torch.diag(values.rsqrt()) @ vectors.T
         factor, unit = self.factor, "unit_length" in self.forms
         return lambda h: F.normalize((h - mean) @ factor.T, dim=1) if unit else (h - mean) @ factor.T
 

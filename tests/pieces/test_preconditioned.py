@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,41 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
+import small_tasks
 import soseleto
+from small_tasks import net, noisy_task
 from soseleto import Selection, Soseleto
 from soseleto.data.batches import Batch
-from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, last_batch, preconditioned, running_mean
 from soseleto.pieces.piece import ParameterStates, Step
 from soseleto.schedules import warmup_cosine
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Task, take_step
+from soseleto.task.task import take_step
 
 N, DECAY, BETA, EPS = 20, 0.8, 0.9, 1e-3
+network = partial(net, 1)
+batches = partial(small_tasks.batches, n=9, of=N)
 RATES = {"0": 0.02, "2": 0.05}  # of the two layers, each in a group of its own
-
-
-def network() -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-
-
-def task(model: nn.Module, make_optimizer: Any) -> Task:
-    return Task(
-        model=model, losses=NoisyLosses(), n_source=N, steps=10, shared=frozenset(trainable(model)),
-        target_head=frozenset(), make_optimizer=make_optimizer, make_schedule=warmup_cosine, classes=3,
-    )  # fmt: skip
-
-
-def batches(step: int) -> tuple[Batch, Batch]:
-    draw = torch.Generator().manual_seed(step)
-    sides = []
-    for places in (torch.randperm(N, generator=draw)[:9], torch.arange(5)):
-        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
-        sides.append(Batch(places, x, torch.randint(3, (len(places),), generator=draw)))
-    return sides[0], sides[1]
 
 
 def gradients(model: nn.Module, batch: Batch) -> list[list[Tensor]]:
@@ -56,7 +37,7 @@ def gradients(model: nn.Module, batch: Batch) -> list[list[Tensor]]:
 
 def directions(piece: preconditioned, gradient: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> Any:
     """What ``piece`` makes of the gradient."""
-    problem, (source, target) = task(model, lambda parameters: optimizer), batches(0)
+    problem, (source, target) = noisy_task(model, n_source=N), batches(0)
     step = Step(problem, source, target, optimizer=ParameterStates(optimizer, model))
     return piece.update(gradient, piece.init(problem), step)
 
@@ -70,7 +51,7 @@ def test_alignments_are_those_of_adams_step(engine: str) -> None:
         return Adam(groups, betas=(0.7, BETA), eps=EPS)
 
     method = Soseleto(direction=preconditioned(running_mean(DECAY)), alignment=chain(), engine=engine)
-    state = method.init(task(model, in_groups))
+    state = method.init(noisy_task(model, n_source=N, make_optimizer=in_groups, make_schedule=warmup_cosine))
     rates = [RATES[name.partition(".")[0]] for name, _ in model.named_parameters()]
     means = [torch.zeros_like(p) for p in model.parameters()]
     squares = [torch.zeros_like(p) for p in model.parameters()]
