@@ -139,6 +139,72 @@ class Queries(nn.Module):
         return self.out(torch.tanh(found + queries).flatten(1))
 
 
+class Padded(nn.Module):
+    """Data that are written into a tensor of zeros: it is no constant from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(7, 5), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 6, dtype=x.dtype)
+        h[:, :5] = torch.tanh(self.layer(x))
+        return self.out(h)
+
+
+class WrittenTo(nn.Module):
+    """Data that are written into a tensor computed from a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = parameter(1, 7), nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table.repeat(len(x), 1)
+        h[:, 0] = x[:, 0]
+        return self.out(torch.tanh(h))
+
+
+class InPlace(nn.Module):
+    """Writes to activations, in place of them and of constants, and takes some out of the graph."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.one, self.two, self.token = nn.Linear(7, 6), nn.Linear(6, CLASSES), nn.Parameter(torch.ones(6))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(getattr(self, self.kind)(self.one(x)))
+
+    def sums(self, h: Tensor) -> Tensor:
+        h += torch.tanh(h)
+        h *= 2
+        return F.silu(h.clamp_(min=-1), inplace=True)
+
+    def rows_of_a_constant(self, h: Tensor) -> Tensor:
+        total, rows = torch.zeros_like(h).detach(), torch.arange(len(h))
+        total.index_add_(0, rows, h)
+        total.index_add_(0, rows, torch.tanh(h))
+        return total
+
+    def view(self, h: Tensor) -> Tensor:
+        h.view(-1).mul_(2.0)
+        return h
+
+    def mask(self, h: Tensor) -> Tensor:
+        h[h[:, 0] > 0] = self.token
+        return h
+
+    def constants(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = torch.tanh(h)
+        return h * gate + h.detach()
+
+    def several_results(self, h: Tensor) -> Tensor:
+        first, *others = h.unbind(1)
+        return h + h.topk(2).values.sum(1, keepdim=True) + (first + others[0]).unsqueeze(1).T.T
+
+
 def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(norm(nn.Conv2d(3, 4, 3)), nn.Tanh(), nn.Flatten(), norm(nn.Linear(144, CLASSES)))
 

@@ -37,6 +37,7 @@ class Problem:
     loss: Callable[[nn.Module, Any], Tensor] = cross_entropy
     declines: dict[str, str] = field(default_factory=dict)
     training: bool = True
+    by_differences: bool = True  # whether its gradients are those of its losses: no padding row, nothing detached
 
     def build(self, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         with torch.random.fork_rng():
@@ -46,6 +47,12 @@ class Problem:
             inputs = inputs.double() if inputs.is_floating_point() else inputs
             labels = torch.randint(CLASSES, (len(inputs),))
         return model, (inputs, labels)
+
+
+def direction_for(model: nn.Module) -> dict[str, Tensor]:
+    seeded = torch.Generator().manual_seed(1)
+    trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {name: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for name, p in trainable}
 
 
 def vectors(width: int = 7) -> Callable[[], Tensor]:
@@ -250,9 +257,9 @@ PROBLEMS = [
     Problem("residual_batchnorm_eval", lambda: Residual(nn.BatchNorm2d), images(), training=False),
     Problem("residual_batchnorm_train", lambda: Residual(nn.BatchNorm2d), images(), declines=MIXES),
     Problem("batchnorm_mlp_eval", lambda: nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)), vectors(), training=False),
-    Problem("attention_plain", lambda: Attention(fused=False), tokens()),
-    Problem("attention_fused", lambda: Attention(fused=True), tokens()),
-    Problem("attention_rmsnorm", lambda: Attention(fused=True, norm=nn.RMSNorm), tokens()),
+    Problem("attention_plain", lambda: Attention(fused=False), tokens(), by_differences=False),
+    Problem("attention_fused", lambda: Attention(fused=True), tokens(), by_differences=False),
+    Problem("attention_rmsnorm", lambda: Attention(fused=True, norm=nn.RMSNorm), tokens(), by_differences=False),
     Problem("transformer_encoder_layer", Encoder, tokens()),
     Problem("transformer_sequence_first", lambda: Encoder(batch_first=False), tokens(), declines={"layerwise": "rows where"}),
     Problem("transformer_sequence_first_square", lambda: Encoder(batch_first=False), tokens(B), declines={"layerwise": "not exact"}),
@@ -267,6 +274,15 @@ PROBLEMS = [
     Problem("bias_used_again", BiasUsedAgain, vectors()),
     Problem("weight_norm", WeightNorm, vectors(), declines={"forward": "no rule"}),
     Problem("spectral_norm", derived.spectral_norm, images(), training=False),
+    Problem("spectral_norm_train", derived.spectral_norm, images(), by_differences=False),
+    Problem("data_in_a_constant", derived.Padded, vectors()),
+    Problem("data_in_a_derived_tensor", derived.WrittenTo, vectors(), declines={"layerwise": r"'table'.* writes data"}),
+    Problem("sums_in_place", lambda: derived.InPlace("sums"), vectors()),
+    Problem("rows_in_place", lambda: derived.InPlace("rows_of_a_constant"), vectors()),
+    Problem("mask_in_place", lambda: derived.InPlace("mask"), vectors(), declines={"layerwise": "no rule"}),
+    Problem("view_in_place", lambda: derived.InPlace("view"), vectors(), declines={"forward": "its losses differ"}),
+    Problem("out_of_the_graph", lambda: derived.InPlace("constants"), vectors(), by_differences=False),
+    Problem("several_results", lambda: derived.InPlace("several_results"), vectors()),
     Problem("derived_tokens", derived.Tokens, tokens(9), declines={"layerwise": "no rule"}),
     Problem("derived_biases_plain", lambda: derived.Biases(fused=False), tokens()),
     Problem("derived_biases_dropout", lambda: derived.Biases(fused=True), tokens(), declines={"layerwise": "not exact"}),

@@ -18,12 +18,7 @@ from soseleto.engines.autograd import loop
 from soseleto.engines.interface import Step
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
-from zoo import BY_NAME, CLASSES, Mixing, cross_entropy
-
-
-def direction_for(model: nn.Module) -> dict[str, Tensor]:
-    seeded = torch.Generator().manual_seed(1)
-    return {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for n, p in trainable(model).items()}
+from zoo import BY_NAME, CLASSES, Lambda, Mixing, cross_entropy, direction_for
 
 
 def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
@@ -123,13 +118,8 @@ def test_another_module_is_tried_again() -> None:
     model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
     batch = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
     require_exact(model, batch)
-    model[1] = Centred()
+    model[1] = Lambda(lambda x: x - x.mean(0))
     require_exact(model, batch)
-
-
-class Centred(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
 
 
 def mixed(model: nn.Module, batch: Any) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from random_models import LAYERS, Clock
+from random_models import LAYERS, STEMS, WIDTH, Clock
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
@@ -23,7 +23,7 @@ from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.proof import Kinds, ProofDue, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.task.losses import NoisyLosses
-from zoo import CLASSES, Recurrent, cross_entropy
+from zoo import CLASSES, Lambda, Recurrent, cross_entropy
 
 STEPS = 5
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -43,36 +43,6 @@ def by_confidence(model: nn.Module, batch: Any) -> Tensor:
     with torch.no_grad():
         factor = 1.0 - outputs.softmax(1).gather(1, batch[1].unsqueeze(1)).squeeze(1)
     return factor * F.cross_entropy(outputs, batch[1], reduction="none")
-
-
-class Position(nn.Module):
-    """As BERT: a learned position embedding of one row for all examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(6, 8)
-        self.norm, self.layer = nn.LayerNorm(8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.words(x) + self.places(torch.arange(6).unsqueeze(0)))
-        return self.out(self.layer(h)[:, 0])
-
-
-class ClassToken(nn.Module):
-    """As ViT: one token expanded over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.patch = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(7, 8)
-        self.layer, self.out = (
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
-            nn.Linear(8, CLASSES),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.cat([self.token.expand(len(x), -1, -1), self.patch(x).unsqueeze(1)], 1)
-        return self.out(self.layer(h)[:, 0])
 
 
 def mlp() -> nn.Module:
@@ -96,15 +66,6 @@ def with_parameter_hook(model: nn.Module) -> nn.Module:
     return model
 
 
-class ByFrequency(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(11, 6, scale_grad_by_freq=True), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.embed(x)).mean(1))
-
-
 CLOCK = Clock()
 
 
@@ -117,20 +78,17 @@ def around(name: str, *before: nn.Module, start: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(7, 6), *before, nn.Tanh(), layer(name, start), nn.Linear(6, CLASSES))
 
 
-def zero_head(*middle: nn.Module) -> nn.Module:
+def zero_head(*middle: nn.Module, body: nn.Module | None = None) -> nn.Module:
     """Nothing below the head has a gradient at the first step."""
-    model = nn.Sequential(nn.Linear(7, 6), *middle, nn.Tanh(), nn.Linear(6, CLASSES))
-    nn.init.zeros_(model[-1].weight)  # type: ignore[arg-type]
-    nn.init.zeros_(model[-1].bias)  # type: ignore[arg-type]
-    return model
-
-
-def scripted_trunk() -> nn.Module:
-    trunk = torch.jit.script(nn.Sequential(nn.Linear(7, 6), nn.Tanh()))
     head = nn.Linear(6, CLASSES)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    return nn.Sequential(trunk, head)
+    return nn.Sequential(nn.Linear(7, 6) if body is None else body, *middle, nn.Tanh(), head)
+
+
+def sides() -> tuple[Batch, Batch]:
+    target = Batch(torch.arange(4), vectors(4) + 1, torch.randint(CLASSES, (4,)))
+    return Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,))), target
 
 
 class ComplexLayer(nn.Module):
@@ -141,10 +99,6 @@ class ComplexLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out((x.to(torch.complex128) @ self.weight).abs())
-
-
-def scripted() -> nn.Module:
-    return torch.jit.script(nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, CLASSES)).double())
 
 
 class RunningMean(nn.Module):
@@ -164,6 +118,15 @@ class RunningMean(nn.Module):
         return self.two(h - self.mean)
 
 
+def transformer() -> nn.Module:
+    """Positions of one row for all examples as in BERT, and a token expanded over the batch as in ViT."""
+    return nn.Sequential(STEMS["attention"].make(), Lambda(lambda h: h.mean(1)), nn.Linear(WIDTH, CLASSES))
+
+
+def by_frequency() -> nn.Module:
+    return nn.Sequential(nn.Embedding(11, 6, scale_grad_by_freq=True), nn.Tanh(), nn.Flatten(), nn.Linear(36, CLASSES))
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -173,19 +136,18 @@ class Case:
 
 
 CASES = [
-    Case("no_grad_bert", Position, by_confidence, tokens),
-    Case("no_grad_vit", ClassToken, by_confidence),
+    Case("no_grad_transformer", transformer, by_confidence, lambda: STEMS["attention"].inputs(8)),
     Case("no_grad_lstm", lambda: Recurrent(nn.LSTM), by_confidence, tokens),
     Case("no_grad_batch_norm", batch_norm, by_confidence),
     Case("simsiam", batch_norm, similarity),
     Case("tensor_hook", lambda: around("scaled_gradient", nn.BatchNorm1d(6))),
     Case("parameter_hook", lambda: with_parameter_hook(mlp())),
     Case("parameter_hook_batch_norm", lambda: with_parameter_hook(batch_norm().double())),
-    Case("scale_grad_by_freq", ByFrequency, inputs=tokens),
+    Case("scale_grad_by_freq", by_frequency, inputs=tokens),
     Case("zero_head_batch_norm", lambda: zero_head(nn.BatchNorm1d(6, affine=False))),
     Case("zero_head_centred", lambda: zero_head(layer("centre"))),
     Case("zero_head_own_function", lambda: zero_head(layer("own_scale"))),
-    Case("zero_head_scripted_trunk", scripted_trunk),
+    Case("zero_head_scripted_trunk", lambda: zero_head(body=torch.jit.script(nn.Linear(7, 6)))),
     Case("rezero", lambda: around("rezero_mixes")),
     Case("layer_scale", lambda: around("layer_scale_mixes")),
     Case("mixup_later", lambda: around("mixup", start=3)),
@@ -194,7 +156,7 @@ CASES = [
     Case("hook_later", lambda: around("scaled_gradient", nn.BatchNorm1d(6), start=2)),
     Case("reversal_later", lambda: around("reversed", nn.BatchNorm1d(6), start=2)),
     Case("complex", ComplexLayer),
-    Case("scripted", scripted),
+    Case("scripted", lambda: torch.jit.script(mlp())),
     Case("buffer", RunningMean),
 ]  # fmt: skip
 
@@ -297,35 +259,10 @@ def test_sparse_gradients_are_refused_in_one_sentence() -> None:
             soseleto.alignment(model, cross_entropy, batch, direction, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ["loop", "double_backward", "forward", "layerwise", "auto"])
-def test_one_number_expanded_to_all_examples_is_refused(engine: str) -> None:
-    model = nn.Linear(7, CLASSES).double()
-    batch = vectors(), torch.randint(CLASSES, (8,))
-    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
-    with pytest.raises(UsageError, match="one number expanded to all examples"):
-        soseleto.alignment(
-            model, lambda m, b: cross_entropy(m, b).mean().expand(len(b[1])), batch, direction, engine=engine
-        )
-
-
-class Standardised(nn.Module):
-    """Statistics of the batch, detached: other values where source and target share a pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(7, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.one(x)
-        return self.two(torch.tanh(h - h.mean(0).detach()))
-
-
 def test_detached_statistics_are_those_of_the_source_batch() -> None:
     torch.manual_seed(0)
-    model = Standardised().double()
-    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
-    target = Batch(torch.arange(4), vectors(4) + 1, torch.randint(CLASSES, (4,)))
-    step = Step(model, NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64))
+    model = around("centre_detached").double()
+    step = Step(model, NoisyLosses(), *sides(), lambda found: found, torch.ones(8, dtype=torch.float64))
     found, right = make_engine("layerwise").passes(step), make_engine("loop").passes(step)
     torch.testing.assert_close(found.source_losses, right.source_losses)
     torch.testing.assert_close(found.alignment, right.alignment)
@@ -336,19 +273,15 @@ def test_a_model_with_dropout_shares_a_pass_only_without_statistics_of_the_batch
     """Its draws differ between passes of different sizes, and must not hide that its losses do."""
     torch.manual_seed(0)
     model = nn.Sequential(norm, nn.Dropout(0.5), nn.Linear(7, CLASSES)).double()
-    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
-    target = Batch(torch.arange(4), vectors(4) + 1, torch.randint(CLASSES, (4,)))
     engine = LayerwiseEngine()
-    engine.passes(Step(model, NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64)))
+    engine.passes(Step(model, NoisyLosses(), *sides(), lambda found: found, torch.ones(8, dtype=torch.float64)))
     assert (model not in engine._apart) is joined
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "loop"])
 def test_only_the_target_gradients_asked_for_are_returned(engine: str) -> None:
     torch.manual_seed(0)
-    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
-    target = Batch(torch.arange(4), vectors(4), torch.randint(CLASSES, (4,)))
-    every = Step(mlp(), NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64))
+    every = Step(mlp(), NoisyLosses(), *sides(), lambda found: found, torch.ones(8, dtype=torch.float64))
     whole, part = (make_engine(engine).passes(step) for step in (every, replace(every, wanted={"2.bias"})))
     assert len(whole.target_gradient) == 4
     torch.testing.assert_close(part.target_gradient, {"2.bias": whole.target_gradient["2.bias"]})

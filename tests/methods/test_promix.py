@@ -1,4 +1,4 @@
-"""ProMix: each equation and whole steps against slow loops in float64, and a training with wrong labels."""
+"""ProMix: each equation and whole steps against slow loops in float64; its trainings are in test_rivals.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import soseleto
 from experiments.methods import ProMix
 from experiments.methods.divide_mix import mixed_alike, partners
-from experiments.methods.promix import NetworksWithHeads, small_losses
-from soseleto.data import Views
+from experiments.methods.promix import small_losses
 from soseleto.data.batches import ExampleRandom
 from soseleto.methods.teacher import quantiles
-from soseleto.training.fit import fit
-from tiny_pictures import pictures, small_net, wrong
 from two_views import EYE, B, C, T, batch, close, entropy, net, task
 
 
@@ -152,18 +148,3 @@ def test_steps_against_a_loop() -> None:
         close(state.networks.both[k], slow[k][0])
         close(state.networks.heads[k], slow[k][1])
     torch.testing.assert_close(state.shares, shares)
-
-
-def test_wrong_labels_are_found_and_both_networks_answer() -> None:
-    model, test = small_net(), pictures(200, 2)
-    x, y = pictures(120, 0)
-    labels, flip = wrong(y)
-    result = fit(
-        model, (x, labels), pictures(24, 1), method=ProMix(warm_up=0.3), epochs=6, batch_size=32, target_batch_size=8,
-        device="cpu", inputs=soseleto.Inputs(augment=Views(flip=False, count=1)), lr=0.05,
-    )  # fmt: skip
-    assert isinstance(result.model, NetworksWithHeads)
-    assert result.model.first is model
-    assert result.evaluate(test)["accuracy"] > 95
-    assert float(result.weights[flip].mean()) + 0.4 < float(result.weights[~flip].mean())
-    assert 0.4 < result.history[-1]["clean_share"] < 0.8

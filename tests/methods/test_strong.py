@@ -15,23 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
+import two_views
 from experiments.methods import StrongPair
 from soseleto.data import Augment, Views
-from soseleto.data.batches import Batch, ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.data.views import UnlabelledViews
-from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
 from soseleto.schedules import linear
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.optimizers import sgd
-from soseleto.task.task import Task
 from soseleto.training.fit import fit
 from soseleto.training.options import Checkpoints, Inputs
-from tiny_pictures import Stop, pictures, small_net, stopping, wrong
+from tiny_pictures import Stop, pictures, small_net, stopping, trained
+from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, net
 
-C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
+task = partial(two_views.task, make_schedule=linear)
 
 
 def normalised(values: list[float]) -> list[float]:
@@ -112,12 +110,6 @@ def test_the_example_that_is_not_finite_is_named() -> None:
 # Teacher
 
 
-def net(seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, C)).double()
-
-
 def test_the_teacher_is_the_running_mean_of_network_and_buffers() -> None:
     model = net()
     teacher, taken = Teacher(model, 0.3), torch.zeros((), dtype=torch.int64)
@@ -179,21 +171,6 @@ def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
 # A step
 
 
-def batch(n: int, seed: int) -> Batch:
-    seeded = torch.Generator().manual_seed(seed)
-    views = tuple(torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64) for _ in range(2))
-    return Batch(torch.arange(n), views, torch.randint(C, (n,), generator=seeded))
-
-
-def task(model: nn.Module, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "make_schedule": linear,
-        "classes": C,
-    }  # fmt: skip
-    return Task(**{**fields, **changes})
-
-
 def slow_sharpened(p: Tensor, temperature: float) -> Tensor:
     return torch.tensor(normalised([value ** (1 / temperature) for value in p.tolist()]), dtype=torch.float64)
 
@@ -226,11 +203,11 @@ def test_a_step_against_a_loop(method: Strong) -> None:
         sharp = partial(slow_sharpened, temperature=method.temperature)
         given = []
         for i, y in enumerate(source.labels.tolist()):
-            label = torch.eye(C, dtype=torch.float64)[y]
+            label = EYE[y]
             believed = sharp(r[i]) if method.answers else r[i, y] * label
             doubted = (1 - g) * label + g * believed
             given.append({"believed": label, "ignored": g * sharp(q[i]), "doubted": doubted}[method.labels])
-        given += list(torch.eye(C, dtype=torch.float64)[target.labels])
+        given += list(EYE[target.labels])
         inputs = torch.cat([source.inputs[1], target.inputs[1]])
         draws = ExampleRandom.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
         inputs, classes = mixed(inputs, torch.stack(given), draws, mixup=method.mixup, cutmix=0.0)
@@ -250,46 +227,7 @@ def test_a_step_against_a_loop(method: Strong) -> None:
         counts = [math.comb(t + 7, 8) for t in range(1, step + 2)]  # t(t + 1)···(t + 7), but for a factor
         expected = sum(count * w for count, w in zip(counts, weights, strict=True)) / sum(counts)
         assert torch.allclose(state.weights.scores, expected)
-    for mine, expected in zip(model.state_dict().values(), slow.state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
-
-
-# A training
-
-
-def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Result:
-    x, y = pictures(120, 0)
-    sizes = {"batch_size": 32, "target_batch_size": 8, "device": "cpu"}
-    views = {"inputs": Inputs(augment=Views(flip=False))} if isinstance(options.get("method"), Strong) else {}
-    return fit(model, (x, wrong(y)[0]), pictures(24, 1), epochs=epochs, **{**sizes, **views, **options})
-
-
-def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
-    model = small_net()
-    method = Strong(teacher=0.9, judging=0.5)  # after 40 steps the teacher is underconfident
-    result = trained(model, 10, lr=0.05, method=method)
-    assert result.model is model
-    assert result.evaluate(pictures(200, 2))["accuracy"] > 95
-    flip = wrong(pictures(120, 0)[1])[1]
-    assert float(result.weights[flip].mean()) < 0.3
-    assert float(result.weights[~flip].mean()) > 0.8
-    assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.1)
-
-
-@pytest.mark.parametrize("method", [Strong(cutmix=0.5), StrongPair()], ids=["one", "two"])
-def test_a_run_resumes_bit_for_bit_with_its_teacher(method: Strong, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"method": method, "epochs": 3}
-    whole, again = small_net(), small_net()
-    expected = trained(whole, optimizer=stopping(0), out=tmp_path / "whole", **options)
-    kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=3, seconds=None), **options}
-    with pytest.raises(Stop):
-        trained(small_net(), optimizer=stopping(8), **kept)
-    found = trained(again, optimizer=stopping(0), **kept)
-    assert "resumed after step 6" in found.messages
-    for name, value in again.state_dict().items():
-        assert torch.equal(value, whole.state_dict()[name]), name
-    assert torch.equal(found.weights, expected.weights)
-    assert torch.equal(found.scores, expected.scores)
+    close(model, slow)
 
 
 def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
@@ -365,7 +303,7 @@ def test_inputs_without_labels_learn_the_teachers_answers() -> None:
     with torch.no_grad():
         q = judge.answer(net().eval()(torch.cat([source.inputs[0], weak])), target.labels, beliefs)
         r = judge.posterior(q[:B], source.labels, beliefs)
-    classes = torch.cat([r, q[B:], torch.eye(C, dtype=torch.float64)[target.labels]])
+    classes = torch.cat([r, q[B:], EYE[target.labels]])
     p = slow(torch.cat([source.inputs[1], strong, target.inputs[1]])).softmax(1)
     (-(classes * p.log()).sum() / (B + u + T)).backward()
     for new, old in zip(model.parameters(), slow.parameters(), strict=True):
@@ -379,19 +317,17 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
     images = pictures(50, 7)[0]
     for method in (Strong(unlabelled=images, unlabelled_batch=16), StrongPair(unlabelled=images, unlabelled_batch=16)):
         out = tmp_path / method.name
-        options: dict[str, Any] = {"method": method, "epochs": 3}
-        whole, again = small_net(), small_net()
-        expected = trained(whole, optimizer=stopping(0), **options)
-        kept = {"out": out, "checkpoints": Checkpoints(steps=3, seconds=None), **options}
+        expected = trained(small_net(), method, 3, optimizer=stopping(0))
+        kept: dict[str, Any] = {"epochs": 3, "out": out, "checkpoints": Checkpoints(steps=3, seconds=None)}
         with pytest.raises(Stop):
-            trained(small_net(), optimizer=stopping(8), **kept)
+            trained(small_net(), method, optimizer=stopping(8), **kept)
         others = replace(method, unlabelled=pictures(50, 8)[0])
         with pytest.raises(UsageError, match="cannot be resumed, since the unlabelled data changed: give"):
-            trained(small_net(), optimizer=stopping(0), **{**kept, "method": others})
-        found = trained(again, optimizer=stopping(0), **kept)
+            trained(small_net(), others, optimizer=stopping(0), **kept)
+        found = trained(small_net(), method, optimizer=stopping(0), **kept)
         assert torch.equal(found.weights, expected.weights)
         assert len(found.weights) == 120
-    without = trained(small_net(), 3, method=Strong(), optimizer=stopping(0))
+    without = trained(small_net(), Strong(), 3, optimizer=stopping(0))
     assert not torch.equal(without.weights, expected.weights)
 
 
