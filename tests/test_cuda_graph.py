@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,10 @@ class Recording(CapturedStep):
     """Without a GPU: a recording is only noted, and replays count."""
 
     replays = 0
-    recordings: list[str | None]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.recordings: list[str | None] = []
 
     def _capture(self, kind: Any, source: Batch, target: Batch) -> bool:
         def replay(*args: Any) -> dict[str, torch.Tensor]:
@@ -59,12 +61,10 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
 def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     seen: list[bool] = []
-    method = SimpleNamespace(step=lambda *args, **kwargs: seen.append(torch.cuda.is_current_stream_capturing()) or {})
     before, told = torch.cuda.is_current_stream_capturing, list[str]()
     for capturable in (True, False):
-        optimizer = SimpleNamespace(param_groups=[{"capturable": capturable}])
-        step = Recording(partial(method.step, None), SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
-        step(batch, batch)
+        look = lambda source: seen.append(torch.cuda.is_current_stream_capturing())  # noqa: E731
+        recording(look, Engine(), told.append, capturable=capturable)(batch, batch)
     assert seen == [True, False]
     assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
     assert torch.cuda.is_current_stream_capturing is before
@@ -82,23 +82,16 @@ def test_what_has_no_side_effects_has_none_in_a_step_that_runs_as_if_recorded(mo
     assert not model.running_mean.any()
 
 
-def made(method: Any, engine: Engine | None, log: Any = pytest.fail, model: nn.Module | None = None) -> Recording:
-    state = SimpleNamespace(
-        engine=engine, task=SimpleNamespace(model=model), optimizer=SimpleNamespace(param_groups=[])
-    )
-    step = Recording(partial(method.step, None), state, log)  # type: ignore[arg-type]
-    step.recordings = []
-    return step
+def recording(step: Any, engine: Engine | None = None, log: Any = pytest.fail, **group: Any) -> Recording:
+    """A recording of ``step(source)``, whose result is not used; a model that is the step belongs to the task."""
+    model = step if isinstance(step, nn.Module) else None
+    optimizer = SimpleNamespace(param_groups=[group] if group else [])
+    state = SimpleNamespace(engine=engine, task=SimpleNamespace(model=model), optimizer=optimizer)
+    return Recording(lambda source, target, **_: step(source) or {}, state, log)
 
 
 def run(engine: Engine, batch: Batch, steps: int) -> Recording:
-    method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
-    step = Recording(
-        partial(method.step, None),
-        SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])),
-        pytest.fail,
-    )  # type: ignore[arg-type]
-    step.recordings = []
+    step = recording(lambda source: engine(), engine)
     for _ in range(steps):
         step(batch, batch)
     return step
@@ -121,13 +114,7 @@ def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatc
     """As texts padded to a few lengths; beyond the largest number of recordings steps run without one."""
     monkeypatch.setattr("soseleto.task.cuda_graph.MOST", 2)
     eager: list[int] = []
-    method = SimpleNamespace(step=lambda state, source, target, **kwargs: eager.append(source.inputs.shape[1]) or {})
-    step = Recording(
-        partial(method.step, None),
-        SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])),
-        pytest.fail,
-    )  # type: ignore[arg-type]
-    step.recordings = []
+    step = recording(lambda source: eager.append(source.inputs.shape[1]))
     for turn in range(18):
         step(Batch(batch.index, torch.zeros(2, 16 + 8 * (turn % 3)), batch.labels), batch)
     assert len(step.recordings) == 2
@@ -142,7 +129,7 @@ class Dropping(nn.Module):
         super().__init__()
         self.how, self.steps, self.layer = how, 0, nn.Linear(1, 1)
 
-    def forward(self) -> None:
+    def forward(self, source: Batch) -> None:
         if self.how == "torch":
             torch.rand(())
         elif self.how == "numpy":
@@ -159,7 +146,7 @@ class Dropping(nn.Module):
 )
 def test_a_model_that_decides_on_the_host_is_not_recorded(batch: Batch, how: str, words: str) -> None:
     model, told = Dropping(how), list[str]()
-    step = recording(model, told.append)
+    step = recording(model, log=told.append)
     for _ in range(8):
         step(batch, batch)
     assert not step.recordings
@@ -169,14 +156,10 @@ def test_a_model_that_decides_on_the_host_is_not_recorded(batch: Batch, how: str
 
 def test_a_model_whose_attributes_were_changed_is_recorded_again(batch: Batch) -> None:
     model = Dropping("not at all")
-    step = recording(model, pytest.fail)
+    step = recording(model)
     for change in (lambda: None, lambda: model.train(False), lambda: model.layer.bias.requires_grad_(False)):
         change()  # type: ignore[no-untyped-call]
         for _ in range(WARM_UP + 3):
             step(batch, batch)
     assert len(step.recordings) == 3
     assert step.replays == 9
-
-
-def recording(model: nn.Module, log: Any) -> Recording:
-    return made(SimpleNamespace(step=lambda *args, **kwargs: model() or {}), None, log, model)

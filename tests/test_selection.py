@@ -43,11 +43,9 @@ def net(mode: str = "noisy") -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-        return (
-            nn.Sequential(trunk, nn.Linear(8, 3))
-            if mode == "noisy"
-            else TrunkAndHeads(trunk, nn.Linear(8, 3), nn.Linear(8, 3))
-        )
+        if mode == "noisy":
+            return nn.Sequential(trunk, nn.Linear(8, 3))
+        return TrunkAndHeads(trunk, nn.Linear(8, 3), nn.Linear(8, 3))
 
 
 def cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -58,15 +56,19 @@ def source_cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model.source_head(model.trunk(batch[0])), batch[1], reduction="none")
 
 
+def made(**settings: Any) -> Selection:
+    return Selection(net(), n_source=N, **{"loss": cross_entropy, **settings})
+
+
+def mean_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model, batch).mean()
+
+
 def losses_of(mode: str) -> dict[str, Any]:
     if mode == "noisy":
         return {"loss": cross_entropy}
-    return {
-        "loss": source_cross_entropy,
-        "target_loss": cross_entropy,
-        "source_head": "source_head.",
-        "target_head": ["target_head."],
-    }
+    heads = {"source_head": "source_head.", "target_head": ["target_head."]}
+    return {"loss": source_cross_entropy, "target_loss": cross_entropy, **heads}
 
 
 def batches(steps: int = STEPS) -> list[tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
@@ -223,18 +225,6 @@ def test_joined_batches_share_a_pass_and_change_nothing() -> None:
         Selection(net(), n_source=N, loss=cross_entropy, target_loss=cross_entropy, join=join)
 
 
-def test_nothing_but_gradients_is_left_on_the_model() -> None:
-    model = net()
-    before, attributes = copy.deepcopy(model.state_dict()), {id(m): set(vars(m)) for m in model.modules()}
-    selection = Selection(model, n_source=N, loss=cross_entropy)
-    index, source, target = batches(1)[0]
-    selection.backward(source, target, index=index)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert {id(m): set(vars(m)) for m in model.modules()} == attributes
-    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    assert all(p.grad is not None for p in model.parameters())
-
-
 def test_autocast_covers_the_forward_passes_alone() -> None:
     index, (x, y), target = batches(1)[0]
     seen: list[torch.dtype] = []
@@ -298,9 +288,8 @@ def test_a_batch_that_is_not_finite_moves_no_weight(side: str) -> None:
 
 
 def test_a_state_dict_is_of_one_moment() -> None:
-    model, x, y = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
-    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")  # noqa: E731
-    selection = Selection(model, n_source=8, loss=loss)
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    selection = Selection(nn.Linear(3, 2), n_source=8, loss=cross_entropy)
 
     def step(size: float) -> dict[str, Any]:
         selection.backward((size * x[:4], y[:4]), (x[4:], y[4:]), index=torch.arange(4))
@@ -312,12 +301,8 @@ def test_a_state_dict_is_of_one_moment() -> None:
     for name in ("weights", "scores", "visits"):
         assert torch.equal(kept["weights"][name], before["weights"][name])
         assert not torch.equal(kept["weights"][name], after["weights"][name])
-    assert _tensors(kept["pieces"])
-    assert all(map(torch.equal, _tensors(kept["pieces"]), _tensors(before["pieces"])))
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    assert tree_leaves(kept["pieces"])
+    assert all(map(torch.equal, tree_leaves(kept["pieces"]), tree_leaves(before["pieces"])))
 
 
 def test_a_loop_resumes_from_its_state_dict() -> None:
@@ -365,57 +350,35 @@ def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     assert torch.equal(selection.weights, before)
 
 
-def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
-    """Each rank has its own share of every batch."""
+def on_ranks(reducer: Reducer, mode: str, cuts: tuple[int, ...], scale: float) -> dict[str, Any]:
+    """The first of two ranks has ``cut`` of a batch's eight source examples; losses may be scaled as for float16."""
     model = net(mode).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, **losses_of(mode))
-    mine = slice(reducer.rank, None, reducer.ranks)
-    for index, (x, y), (xt, yt) in batches(5):
-        numbers = selection.backward((x[mine].double(), y[mine]), (xt[mine].double(), yt[mine]), index=index[mine])
-        optimizer.step()
-        optimizer.zero_grad()
-    found = {"weights": selection.weights, "scores": selection.scores, **dict(model.state_dict())}
-    return {name: value.detach().double().numpy() for name, value in {**found, **numbers}.items()}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-@pytest.mark.parametrize("mode", ["noisy", pytest.param("transfer", marks=pytest.mark.long)])
-def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
-    from soseleto.parallel.reducer import Single
-
-    alone = on_ranks(Single(), mode)
-    for answer in together(2, on_ranks, mode):
-        assert isinstance(answer, dict), answer
-        for name, value in alone.items():
-            torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
-
-
-def on_uneven_ranks(reducer: Reducer) -> dict[str, Any]:
-    """The second rank has one example of eight, then none; in float16's manner, with scaled losses."""
-    model = net().double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, loss=cross_entropy)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for (index, (x, y), (xt, yt)), cut in zip(batches(3), (7, 7, 8), strict=True):
-        cut = 8 if reducer.ranks == 1 else cut
-        mine, of_target = (
-            slice(cut) if reducer.rank == 0 else slice(cut, None),
-            slice(reducer.rank, None, reducer.ranks),
-        )
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 0)
+    for (index, (x, y), (xt, yt)), cut in zip(batches(len(cuts)), cuts, strict=True):
+        mine = slice(None) if reducer.ranks == 1 else slice(cut) if reducer.rank == 0 else slice(cut, None)
+        of_target = slice(reducer.rank, None, reducer.ranks)
         given = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
-        selection.backward(*given, index=index[mine], scaler=scaler)
+        numbers = selection.backward(*given, index=index[mine], scaler=scaler if scale else None)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    found = {"weights": selection.weights, "visits": selection.visits, **dict(model.state_dict())}
-    return {name: value.detach().double().numpy() for name, value in found.items()}
+    found = {"weights": selection.weights, "scores": selection.scores, "visits": selection.visits, **numbers}
+    return {name: value.detach().double().numpy() for name, value in {**found, **model.state_dict()}.items()}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-def test_ranks_may_have_parts_of_any_size() -> None:
-    alone = on_uneven_ranks(Single())
-    for answer in together(2, on_uneven_ranks):
+@pytest.mark.parametrize(
+    ("mode", "cuts", "scale"),
+    [
+        ("noisy", (7, 7, 4, 8), 2.0**10),  # the second rank has one example of eight, then half of them, then none
+        pytest.param("transfer", (4,) * 5, 0.0, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, ...], scale: float) -> None:
+    alone = on_ranks(Single(), mode, cuts, scale)
+    for answer in together(2, on_ranks, mode, cuts, scale):
         assert isinstance(answer, dict), answer
         for name, value in alone.items():
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
@@ -430,31 +393,18 @@ def test_ranks_may_have_parts_of_any_size() -> None:
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"whole numbers, got torch\.float32"),
         (lambda s: s.backward(empty(batches(1)[0][1]), batches(1)[0][2], index=[]), "the batch has no source index"),
         (
-            lambda s: s.backward(batches(1)[0][1], empty(batches(1)[0][2]), index=torch.arange(8)),
-            "the target batch has no examples",
+            lambda s: s.backward(batches(1)[0][1], empty(batches(1)[0][2]), index=range(8)),
+            "target batch has no examples",
         ),
-        (lambda s: Selection(net(), n_source=N, loss=cross_entropy, target_head="head."), "target_head matches no"),
-        (
-            lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto(scores=pooled_by_class())),
-            "needs class indices",
-        ),
-        (
-            lambda s: Selection(net(), n_source=N, loss=lambda m, b: cross_entropy(m, b).mean()).backward(
-                *batches(1)[0][1:], index=torch.arange(8)
-            ),
-            "reduction='none'",
-        ),
-        (
-            lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto.paper()).load_state_dict(
-                s.state_dict()
-            ),
-            "other settings",
-        ),
+        (lambda s: made(target_head="head."), "target_head matches no"),
+        (lambda s: made(method=Soseleto(scores=pooled_by_class())), "needs class indices"),
+        (lambda s: made(loss=mean_loss).backward(*batches(1)[0][1:], index=torch.arange(8)), "reduction='none'"),
+        (lambda s: made(method=Soseleto.paper()).load_state_dict(s.state_dict()), "other settings"),
     ],
 )
 def test_bad_input_is_one_sentence(act: Callable[[Selection], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        act(Selection(net(), n_source=N, loss=cross_entropy))
+        act(made())
 
 
 class Overwriting:

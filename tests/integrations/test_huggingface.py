@@ -172,29 +172,24 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, args=args, train_dataset=texts(16, 0)).train(resume_from_checkpoint=True)
 
 
-def test_a_generating_model_has_a_loss_per_sequence() -> None:
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
-    ).eval()
-    ids = torch.randint(3, 30, (4, 9))
+    )
+
+
+def t5() -> Any:
+    sizes = {"vocab_size": 30, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+@pytest.mark.parametrize("make", [gpt2, t5])
+def test_a_generating_model_has_a_loss_per_sequence(make: Any) -> None:
+    torch.manual_seed(0)
+    model, ids = make().eval(), torch.randint(3, 30, (4, 9))
     labels = ids.masked_fill(torch.arange(9) > torch.tensor([[8], [6], [4], [2]]), -100)
     losses = default_loss(model)(model, {"input_ids": ids, "labels": labels})
     for i in range(4):
-        right = model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss
-        torch.testing.assert_close(losses[i], right)
-
-
-def test_an_encoder_with_a_decoder_has_a_loss_per_sequence() -> None:
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    ids, labels = torch.randint(3, 30, (3, 7)), torch.randint(3, 30, (3, 5))
-    labels[1, 3:] = -100
-    losses = default_loss(model)(model, {"input_ids": ids, "labels": labels})
-    for i in range(3):
         right = model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss
         torch.testing.assert_close(losses[i], right)
 
