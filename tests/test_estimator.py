@@ -120,16 +120,6 @@ def test_times_are_told_apart(kind: Any) -> None:
     assert np.allclose(fitted.predict_proba(X[3:4]), fitted.predict_proba(X)[3:4], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_images_with_their_channels_last(kind: Any) -> None:
-    draw = np.random.RandomState(0)
-    images, labels = draw.randint(0, 256, (24, 3, 16, 16)).astype(kind), np.arange(24) % 3
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3))
-    first, last = (quick(model=module, epochs=1).fit(x, labels) for x in (images, images.transpose(0, 2, 3, 1)))
-    found = last.predict_proba(images.transpose(0, 2, 3, 1))
-    assert np.array_equal(first.predict_proba(images), found)
-
-
 def test_images_a_module_a_function_and_transfer() -> None:
     draw = np.random.RandomState(0)
     images, labels = draw.randint(0, 256, (24, 1, 16, 16), dtype=np.uint8), np.arange(24) % 3

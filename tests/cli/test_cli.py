@@ -176,12 +176,6 @@ def test_a_place_that_cannot_be_written_is_one_sentence(soseleto: Soseleto, run:
     assert said.code == 1
 
 
-def test_report_writes_the_page_and_says_where(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
-    assert soseleto("report", run) == (0, f"report: {run / 'report.html'}\n", "")
-    assert soseleto("report", run, "--out", tmp_path / "page.html").code == 0
-    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
-
-
 def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path) -> None:
     said = soseleto("rank", run)
     rows = list(csv.DictReader(io.StringIO(said.out)))
@@ -189,15 +183,6 @@ def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path)
     assert [row["id"] for row in rows] == list(ranking["id"])
     assert [float(row["weight"]) for row in rows] == pytest.approx(ranking["weight"].tolist())
     assert rows[0].keys() >= ranking.keys()
-
-
-def test_rank_best_and_worst_as_json(soseleto: Soseleto, run: Path) -> None:
-    ids = RunFolder.open(run).ranking()["id"].tolist()
-    best = json.loads(soseleto("rank", run, "--best", 3, "--format", "json").out)
-    worst = json.loads(soseleto("rank", run, "--worst", 3, "--format", "json").out)
-    assert [row["id"] for row in best] == ids[:3]
-    assert [row["id"] for row in worst] == ids[::-1][:3]
-    assert isinstance(worst[0]["wrong"], bool)
 
 
 def test_demo_writes_a_run_a_report_and_what_it_found(
@@ -334,21 +319,6 @@ def write_table(path: Path, count: int, seed: int) -> Path:
     rows = [f"{x:.4f},{y:.4f},{'right' if x > 0 else 'left'}" for x, y in points.tolist()]
     path.write_text("\n".join(["a,b,label", *rows]) + "\n")
     return path
-
-
-def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: Path) -> None:
-    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
-    (tmp_path / "trunk.py").write_text(
-        "from torch import nn\ndef make(classes, shape):\n    return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU())\n"
-    )
-    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--mode", "transfer"]
-    said = soseleto(*words, "--epochs", 1, "--model", f"{tmp_path}/trunk.py:make")
-    assert said.code == 0, said.err
-    width = 6  # of each number its value, and two pieces between quantiles
-    assert RunFolder.open(tmp_path / "run").model_state()["trunk.0.weight"].shape == (5, width)
-    words[6] = tmp_path / "other"
-    by_name = soseleto(*words, "--epochs", 1, "--model", "mlp")
-    assert by_name.code == 0, by_name.err
 
 
 def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Soseleto, tmp_path: Path) -> None:

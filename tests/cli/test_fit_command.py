@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import soseleto
-from soseleto.cli import fit as command
 from soseleto.comparison import compare as comparison
 from soseleto.comparison.compare import Comparing
-from soseleto.run_folder.folder import SUSPECTS, RunFolder
+from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
 
@@ -37,22 +35,6 @@ def data(tmp_path: Path) -> list[object]:
     source = write_table(tmp_path / "source.csv", 300, 1, flipped=0.3)
     target = write_table(tmp_path / "target.csv", 60, 2)
     return ["--source", source, "--target", target, "--device", "cpu", "--batch-size", 64, "--lr", 0.1]
-
-
-def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write_ranking(
-        {
-            "id": np.array(["a", "b"]),
-            "label": np.array([0, 1]),
-            "weight": np.array([0.5, 1.0]),
-            "mislabelled_probability": np.array([0.718, 0.1]),
-        }
-    )
-    folder.write_json(SUSPECTS, {"count": 0, "precision": {}, "recall": {}})
-    assert command._suspects(folder) == (
-        f"no suspects: no label is wrong with more than 72 % probability (soseleto rank {folder.path} --worst 20)"
-    )
 
 
 def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], tmp_path: Path) -> None:
@@ -84,13 +66,9 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
 
 OTHER_SETTINGS = [
     (["--epochs", "2"], "epochs was 1 and is 2"),
-    (["--lr", "0.2"], "lr was 0.1 and is 0.2"),
-    (["--batch-size", "32"], "batch_size was 64 and is 32"),
     (["--probes", "0.2"], 'probes.share was "auto" and is 0.2'),
-    (["--suspect-precision", "0.8"], "probes.precision was 0.95 and is 0.8"),
     (["--seed", "1"], "seed was 0 and is 1"),
     (["--mode", "transfer"], 'mode was "noisy" and is "transfer"'),
-    (["--folds", "2"], "folds was 0 and is 2"),
     (["--no-baselines"], "baselines was true and is false"),
     (["--model", "FOLDER/mine.py:make"], "the model changed"),
     (["--target", "FOLDER/other.csv"], "the data changed"),
@@ -144,23 +122,13 @@ def interrupted(self: Comparing, kept: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_unknown_model_to_keep_is_refused(type_: Type, data: list[object], tmp_path: Path) -> None:
-    code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--keep", "mixed")
-    assert (code, err) == (2, "soseleto: keep must be 'best' or 'soseleto', got 'mixed'.\n")
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--folds", "1"], "folds must be 0 or at least 2, got 1"),
-        (["--folds", "31"], "folds is 31, but the target has only 60 examples"),
         (["--suspect-precision", "95"], "the precision of the suspects must lie between 0 and 1, got 95.0"),
-        (["--probes", "3"], "probes must be a share of the target between 0 and 1"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
-        (["--batch-size", "500"], "is 500, but the source has only"),
-        (["--lr", "-1"], "must be above 0, got -1.0"),
         (["--device", "cuda:0"], "needs a GPU, but PyTorch sees none here: use --device cpu."),
-        (["--device", "gpu"], "unknown device 'gpu'"),
         (["--method", "storng"], "unknown method 'storng' (did you mean 'strong'?)"),
         (["--model", "lenet"], "takes square images"),
         (["--model", "gone.py:make"], "there is no file gone.py"),
@@ -177,15 +145,6 @@ def test_words_that_are_off_are_one_sentence(
     assert sentence in err
     assert err.startswith("soseleto: ")
     assert (err.count("\n"), err[-2:]) == (1, ".\n")
-
-
-def test_transfer_mode_has_the_target_alone_for_a_rival(type_: Type, data: list[object], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, _, err = type_("fit", *data, "--out", out, "--epochs", 1, "--mode", "transfer", "--folds", 2)
-    assert code == 0, err
-    rows = (RunFolder.open(out).comparison() or {})["rows"]
-    assert [row["method"] for row in rows] == ["soseleto", "target_only"]
-    assert set(soseleto.load(out).classes or ()) == {"left", "right"}
 
 
 CONFIGS = {
@@ -231,15 +190,6 @@ def test_a_config_has_all_settings_and_the_line_wins(type_: Type, data: list[obj
     assert config["suspect_precision"] == 0.8
     settings = config["settings"]
     assert (settings["weight_step"], settings["engine"], settings["gradients"]["share"]) == (0.2, "forward", 0.4)
-
-
-def test_regression_is_for_python(type_: Type, tmp_path: Path) -> None:
-    rows = "\n".join(f"{row % 7}.5,{row / 8}" for row in range(40))
-    (tmp_path / "numbers.csv").write_text(f"a,label\n{rows}\n")
-    (tmp_path / "others.csv").write_text("a,label\n1.2,0.3\n2.2,0.7\n2.7,0.9\n0.1,0.1\n")
-    sets = ["--source", tmp_path / "numbers.csv", "--target", tmp_path / "others.csv"]
-    code, _, err = type_("fit", *sets, "--out", tmp_path / "run", "--mode", "transfer")
-    assert (code, "the labels are real numbers" in err) == (2, True), err
 
 
 @pytest.mark.long

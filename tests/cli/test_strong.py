@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import soseleto
-from soseleto.data import FeatureViews
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
@@ -53,30 +52,3 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
     assert (config["method"], config["lr"], config["weight_decay"]) == ("soseleto", 0.03, 0.0)
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "The probability that a source example’s label is right" not in page
-
-
-def numbers(path: Path, n: int, seed: int) -> Path:
-    """A table of three numbers, one of them with gaps, whose sum says the class."""
-    draw = np.random.default_rng(seed)
-    values = draw.normal(size=(n, 3)).round(3)
-    lines = [
-        f"{'' if row % 7 == 0 else one[0]},{one[1]},{one[2]},{'high' if one.sum() > 0 else 'low'}"
-        for row, one in enumerate(values)
-    ]
-    path.write_text("\n".join(["a,b,c,label", *lines]) + "\n")
-    return path
-
-
-SHORT = ["--method", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
-
-
-def test_a_table_of_numbers(type_: Type, tmp_path: Path) -> None:
-    source, target = numbers(tmp_path / "s.csv", 80, 0), numbers(tmp_path / "t.csv", 20, 1)
-    code, said, err = type_("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *SHORT)
-    assert code == 0, err
-    assert "a teacher judges every label" in said
-    config = RunFolder.open(tmp_path / "run").config()
-    assert (config["settings"]["name"], config["model"]) == ("Strong", "table")
-    assert config["augment_source"] == repr(FeatureViews())
-    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.03, 0.0, 20)
-    assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 80

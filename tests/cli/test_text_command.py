@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
-from soseleto.training.resume import Keeper
 from tiny_text_model import make_folder, write_reviews
 
 SHORT = (
@@ -139,26 +137,6 @@ def test_texts_without_labels_are_refused(desk: Path) -> None:
     said = refusal(*fit_words(desk, "unlabelled", "--method", "strong", "--unlabelled", desk / "source.csv"))
     assert said.startswith("--unlabelled is for images and tables, and hf:")
     assert said.endswith(" reads texts: leave it out.")
-
-
-def test_an_interrupted_training_ends_as_if_it_had_not_been(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after = Keeper.after
-
-    def stopped(self: Keeper, step: int) -> None:
-        if step == 3:
-            self._received = signal.SIGTERM
-        after(self, step)
-
-    words = fit_words(desk, "resumed")
-    with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "after", stopped)
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        assert result.exit_code != 0
-    command(*words)
-    assert any(record.get("text") == "resumed after step 3" for record in RunFolder(desk / "resumed").metrics())
-    one, other = (RunFolder(desk / name).ranking() for name in ("run", "resumed"))
-    assert one["id"].tolist() == other["id"].tolist()
-    assert one["score"].tolist() == other["score"].tolist()
 
 
 def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) -> None:

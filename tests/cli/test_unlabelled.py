@@ -71,14 +71,6 @@ def test_photos_are_learned_from_counted_and_recorded(desk: Path, fit: Fit, type
     assert sorted(one["weight"].tolist()) != sorted(other["weight"].tolist())
 
 
-def test_a_step_takes_128_of_many(desk: Path, fit: Fit) -> None:
-    np.savez(desk / "many.npz", x=np.zeros((130, 12, 12, 3), np.uint8))  # the array y is not needed
-    code, said, err = fit("run", "many.npz", "--epochs", 1)
-    assert code == 0, err
-    assert f"130 unlabelled examples, {ANSWERS}\n" in said
-    assert RunFolder.open(desk / "run").config()["settings"]["unlabelled_batch"] == 128
-
-
 def numbers(path: Path, n: int, seed: int, columns: str = "a,y,colour,label") -> Path:
     """A table with gaps; ``y`` is a feature, since the labels are in ``label``."""
     draw = np.random.default_rng(seed)
@@ -124,18 +116,6 @@ def test_mistakes_in_the_command(desk: Path, fit: Fit, others: list[str], said: 
     assert said in err
     assert err.count("\n") == 1
     assert not (desk / "run").exists()
-
-
-def test_bad_photos_are_left_out_when_asked(desk: Path, fit: Fit) -> None:
-    (desk / "more" / "text.png").write_text("no image")
-    code, _, err = fit()
-    assert code == 1
-    assert "more/text.png is not an image of a known kind." in err
-    assert not (desk / "run").exists()
-    code, said, err = fit("run", "more", "--skip-bad")
-    assert code == 0, err
-    assert "unlabelled set: " in said
-    assert f"20 unlabelled examples, {ANSWERS}\n" in said
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from torch import nn
 
 import soseleto
 from soseleto.cli.main import main
-from soseleto.data import preprocess
 from soseleto.data.read import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
@@ -164,17 +163,6 @@ def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: sos
     (answer,) = session.run(None, {"inputs": x.numpy()})
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
     assert [entry.name for entry in file.parent.iterdir()] == ["model.onnx"]
-
-
-def test_onnx_is_written_and_leaves_predictions_alone_in_a_new_process(
-    trained: soseleto.Result, tmp_path: Path
-) -> None:
-    x, _ = images(5, seed=3)
-    loaded = soseleto.load(out_of(trained), device="cpu")
-    expected = loaded.predict_proba(x)
-    preprocess._constants.cache_clear()  # as in a process that has predicted nothing yet
-    export_onnx(loaded, tmp_path / "model.onnx")
-    assert torch.equal(soseleto.load(out_of(trained), device="cpu").predict_proba(x), expected)
 
 
 def test_an_exported_model_that_answers_differently_is_not_written(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.options import Checkpoints
 
-KILLS = int(os.environ.get("SOSELETO_KILLS", "5"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
 
 
@@ -109,112 +106,6 @@ def cut_short(run: Path, at: int = 13, **changes: Any) -> None:
 
 
 # Killed
-
-
-DRIVER = """
-import json, os, random, signal, sys, time, traceback
-from pathlib import Path
-import torch
-from torch import nn
-import soseleto
-from soseleto.run_folder import checkpoint
-from soseleto.training import resume
-
-kills, folder = int(sys.argv[1]), Path(sys.argv[2])
-EVERY, EPOCHS = 7, 5 + kills
-torch.set_num_threads(1)
-draw = random.Random(0)
-
-def train(out, slow=0.0, die_at=0, epochs=EPOCHS):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
-    x = torch.randn(400, 4)
-    y = x[:, :3].argmax(1)
-    after, sync, calls = resume.Keeper.after, checkpoint.sync, [0]
-
-    def noted(self, step):
-        (folder / "step").write_text(str(step))
-        after(self, step)
-
-    def hindered(path):
-        calls[0] += 1
-        if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(slow)
-        sync(path)
-
-    resume.Keeper.after, checkpoint.sync = noted, hindered
-    soseleto.fit(model, (x, y), (x[:40], y[:40]), epochs=epochs, batch_size=16, device="cpu",
-                 lr=0.01, out=out,
-                 checkpoints=soseleto.Checkpoints(steps=None if out is None else EVERY))
-    resume.Keeper.after, checkpoint.sync = after, sync
-
-def process(*words, **more):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            train(*words, **more)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-def alive(pid):
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-train(folder / "first", epochs=1)  # imports, once for all
-begin = time.monotonic()
-assert os.waitpid(process(folder / "whole"), 0)[1] == 0
-print("uninterrupted", round(time.monotonic() - begin, 2), file=sys.stderr)
-killed, torn, lost, done = 0, 0, [], False
-while killed < kills:
-    (folder / "step").write_text("0")
-    pid = process(folder / "killed", slow=draw.choice([0.0, 0.01]), die_at=draw.choice([0, 0, 1, 2, 3, 4, 5, 6, 7, 8]))
-    early = draw.random() < 0.2
-    while not early and (folder / "step").read_text() in ("", "0") and alive(pid):
-        time.sleep(0.002)
-    time.sleep(draw.uniform(0.0, 0.3))
-    os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status), "the run ended before it could be killed"
-    killed += 1
-    torn += any((folder / "killed" / "checkpoint").glob(".*.part"))
-    saved = [int(path.name) for path in checkpoint.existing(folder / "killed")]
-    assert len(saved) <= 3, saved  # the third for a moment, until it is let go
-    reached = int((folder / "step").read_text() or 0)
-    if reached:
-        lost.append(reached - max(saved, default=0))
-assert os.waitpid(process(folder / "killed"), 0)[1] == 0
-print(json.dumps({"killed": killed, "torn": torn, "lost": lost, "every": EVERY}))
-"""
-
-
-@pytest.mark.long
-def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # forked processes have no GPU
-    ran = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(KILLS), str(tmp_path)], capture_output=True, text=True, env=environment
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["killed"] == KILLS
-    assert told["torn"] > 0  # some in the middle of writing
-    assert max(told["lost"]) <= told["every"]
-    whole, killed = RunFolder.open(tmp_path / "whole"), RunFolder.open(tmp_path / "killed")
-    mine, its = whole.model_state(), killed.model_state()
-    assert all(torch.equal(mine[name], its[name]) for name in mine)
-    assert {name: list(column) for name, column in whole.ranking().items()} == {
-        name: list(column) for name, column in killed.ranking().items()
-    }
-    assert told_events(whole) == told_events(killed)
-    assert not (killed.path / "checkpoint").exists()
-
-
-def told_events(run: RunFolder) -> list[dict[str, Any]]:
-    return history([record for record in run.metrics() if record["event"] != "message"])
 
 
 @pytest.mark.parametrize("at", [3, 8, 23])
@@ -447,42 +338,6 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
 def test_without_a_folder_control_c_is_what_it_was() -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(None, 3, ask(signal.SIGINT))
-
-
-@pytest.mark.long
-def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
-    for side, n, seed in (("source", 300, 0), ("target", 40, 1)):
-        inputs, labels = points(n, seed)
-        rows = [[*row, f"class {label}"] for row, label in zip(inputs.tolist(), labels.tolist(), strict=True)]
-        lines = ["a,b,c,d,label", *(",".join(map(str, row)) for row in rows)]
-        (tmp_path / f"{side}.csv").write_text("\n".join(lines))
-    words = ["fit", "--source", "source.csv", "--target", "target.csv", "--out", "run", "--label-column", "label"]
-    words += ["--epochs", "40", "--batch-size", "16", "--device", "cpu", "--no-baselines", "--folds", "0"]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        ended = stop_when_training(words, tmp_path, number)
-        assert ended.returncode == 128 + number
-        assert re.fullmatch(
-            rf"soseleto: stopped by {number.name} after step \d+ of \d+, which is saved: "
-            r"run the same again with run to resume\.",
-            ended.stderr.splitlines()[-1],
-        )
-        assert "Traceback" not in ended.stderr
-    assert steps_saved(tmp_path / "run")
-
-
-def stop_when_training(words: list[str], folder: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
-    """Start the command line; the signal comes from within, at the third step of this sitting."""
-    code = (
-        "import signal, sys, torch; from soseleto.training import resume; from soseleto.cli.main import main\n"
-        "torch.set_num_threads(1); after, calls = resume.Keeper.after, [0]\n"
-        "def counted(self, step):\n"
-        "    calls[0] += 1\n"
-        f"    if calls[0] == 3: signal.raise_signal({int(number)})\n"
-        "    after(self, step)\n"
-        "resume.Keeper.after = counted\n"
-        "main(sys.argv[1:])"
-    )
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True)
 
 
 # Disks and clocks

@@ -208,17 +208,6 @@ def test_an_example_without_a_true_label_is_neither_right_nor_wrong(tmp_path: Pa
     assert torch.equal(again.truth, source.truth)
 
 
-def test_run_folder_is_whole(tmp_path: Path) -> None:
-    result = fit(out=tmp_path / "run")
-    files = {p.name for p in (tmp_path / "run").iterdir()}
-    assert {"config.json", "metrics.jsonl", "ranking.parquet", "model.safetensors"} <= files
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines].count("epoch") == 4
-    assert lines[0]["event"] == "start"
-    assert lines[-1]["event"] == "end"
-    assert result.out == tmp_path / "run"
-
-
 def test_nan_stops_with_the_ids_and_keeps_the_run_folder(tmp_path: Path) -> None:
     source = points(N, 0)
     source.inputs[17] = float("nan")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import Balanced, Checkpoints, Compute, Heads, Probes
+from soseleto import Balanced, Checkpoints, Heads, Probes
 from soseleto.errors import UsageError
 from soseleto.methods import Ordinary
 from soseleto.run_folder.folder import RunFolder
@@ -42,10 +42,6 @@ def fit(**changes: Any) -> soseleto.Result:
 # Defaults
 
 
-def default(function: Any, name: str) -> Any:
-    return inspect.signature(function).parameters[name].default
-
-
 def test_batch_sizes_follow_the_size_of_the_source_without_its_probes() -> None:
     result = fit(source=points(1200, 0), target=points(120, 1), probes="auto", epochs=1)
     assert (result.config["batch_size"], result.config["target_batch_size"]) == (32, 32)
@@ -67,11 +63,6 @@ def test_probes_and_losses_in_every_form() -> None:
     of_source, of_target = soseleto.cross_entropy, soseleto.squared_error
     assert as_losses(of_source, "noisy") == (of_source, of_source)
     assert as_losses((of_source, of_target), "transfer") == (of_source, of_target)
-
-
-def test_a_dtype_that_is_no_autocast_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"dtype must be torch.bfloat16, torch.float16 or None .* got torch.float32"):
-        Compute(dtype=torch.float32)
 
 
 class Kept:
@@ -174,11 +165,6 @@ def test_every_exported_name_is_there() -> None:
         assert inspect.ismodule(getattr(soseleto, name))
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
         _ = soseleto.fitt
-
-
-def test_a_micro_batch_is_a_whole_number_of_examples() -> None:
-    with pytest.raises(soseleto.UsageError, match=r"micro_batch_size must be a whole number of at least 1, got 2"):
-        soseleto.Compute(micro_batch_size=2.5)  # type: ignore[arg-type]
 
 
 def test_a_method_without_weights_says_so() -> None:

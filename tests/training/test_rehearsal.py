@@ -20,16 +20,6 @@ X = torch.randn(80, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.mean((1, 2, 3)) > 0).long()
 
 
-class Steps:
-    """A progress function that counts."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def __call__(self, event: str, record: dict[str, Any]) -> None:
-        self.events.append(event)
-
-
 def flat() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
 
@@ -96,11 +86,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_that_fails_afterwards_fails_before_the_first_step(kind: str, tmp_path: Path) -> None:
     make, sentence = MODELS[kind]
-    steps = Steps()
+    steps: list[str] = []
     with pytest.raises(SoseletoError, match=sentence) as raised:
-        fit(make(), loss=of_logits, out=tmp_path / "run", progress=steps)
+        fit(make(), loss=of_logits, out=tmp_path / "run", progress=lambda event, record: steps.append(event))
     assert "\n" not in str(raised.value)
-    assert not steps.events
+    assert not steps
     fit(flat(), out=tmp_path / "run")  # the folder is not spoiled
 
 
@@ -115,18 +105,18 @@ def test_a_missing_package_is_named_before_the_first_step(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    steps = Steps()
+    steps: list[str] = []
     with pytest.raises(SoseletoError, match=r"which is not installed: type pip install"):
-        fit(flat(), out=tmp_path / "run", progress=steps)
-    assert not steps.events
+        fit(flat(), out=tmp_path / "run", progress=lambda event, record: steps.append(event))
+    assert not steps
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    steps = Steps()
+    steps: list[str] = []
     with pytest.raises(SoseletoError, match=r"cannot be written|is a file"):
-        fit(flat(), out=tmp_path / "file" / "run", progress=steps)
-    assert not steps.events
+        fit(flat(), out=tmp_path / "file" / "run", progress=lambda event, record: steps.append(event))
+    assert not steps
 
 
 @pytest.mark.parametrize("probes", [None, "auto"])
