@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Examples:
     classes: tuple[str, ...] | None = None
     truth: Tensor | None = None
     paths: tuple[str, ...] | None = None
+    reads_ahead: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -46,10 +47,6 @@ class Examples:
 
     def __len__(self) -> int:
         return structure.length(self.inputs)
-
-    @property
-    def reads_ahead(self) -> bool:
-        return False
 
     @property
     def device(self) -> torch.device:
@@ -66,9 +63,6 @@ class Examples:
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Inputs and labels at these indices, on the data's device; one gather per tensor."""
-        return self._gathered(index)
-
-    def _gathered(self, index: Tensor) -> tuple[Inputs, Tensor]:
         index = index.to(self.device, non_blocking=True)
         inputs = structure.change(lambda tensor: tensor.index_select(0, index), self.inputs)
         return inputs, self.labels.index_select(0, index)
@@ -88,11 +82,9 @@ class Examples:
         return self.inputs
 
     def sample_labels(self) -> Tensor:
-        """All labels."""
         return self.labels
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples on another device."""
         truth = None if self.truth is None else self.truth.to(device)
         inputs, labels = structure.change(lambda tensor: tensor.to(device), (self.inputs, self.labels))
         return replace(self, inputs=inputs, labels=labels, truth=truth)

@@ -96,9 +96,7 @@ def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> 
     ``raws`` are source, target and test, or the first of these. The test uses the classes of the target. With
     ``merge``, class names that look alike are one class; else they are a problem.
     """
-    raws = [_named(raw) for raw in raws]
-    if merge:
-        raws = [_merged(raw) for raw in raws]
+    raws = [_named(raw, merge) for raw in raws]
     groups = [raws] if shared else [raws[:1], raws[1:]]
     numbered = []
     for group in filter(None, groups):
@@ -110,18 +108,20 @@ def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> 
     return numbered
 
 
-def _named(raw: Raw) -> Raw:
-    """Replace class indices by their names, if known, so that they can be matched with those of other sets."""
-    if raw.classes is None:
-        return raw
-    truth = None if raw.truth is None else _named_indices(raw.truth, raw.classes)
-    return replace(raw, labels=_named_indices(raw.labels, raw.classes), truth=truth)
+def _named(raw: Raw, merge: bool) -> Raw:
+    """Class indices by their names, if known, so that they can be matched with other sets; merged names are plain."""
+    classes = raw.classes
 
+    def named(values: Names | Tensor) -> Names | Tensor:
+        if isinstance(values, Tensor):
+            if classes is None or values.is_floating_point():
+                return values
+            values = Names(tuple(None if c < 0 else classes[c] for c in values.tolist()))
+        return Names(tuple((plain(name) or None) if name else None for name in values.names)) if merge else values
 
-def _named_indices(indices: Names | Tensor, classes: Sequence[str]) -> Names | Tensor:
-    if not isinstance(indices, Tensor) or indices.is_floating_point():
-        return indices
-    return Names(tuple(None if c < 0 else classes[c] for c in indices.tolist()))
+    truth = None if raw.truth is None else named(raw.truth)
+    kept = tuple(dict.fromkeys(map(plain, classes))) if merge and classes is not None else classes
+    return replace(raw, labels=named(raw.labels), truth=truth, classes=kept)
 
 
 def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
@@ -173,19 +173,6 @@ def plain(name: str) -> str:
     """Without surrounding blanks, casefolded, and in Unicode's composed form (NFC)."""
     folded = unicodedata.normalize("NFC", name).strip().casefold()
     return unicodedata.normalize("NFC", folded)
-
-
-def _merged(raw: Raw) -> Raw:
-    """The same data set with every class under its plain name."""
-    classes = None if raw.classes is None else tuple(dict.fromkeys(map(plain, raw.classes)))
-    truth = None if raw.truth is None else _plain(raw.truth)
-    return replace(raw, labels=_plain(raw.labels), truth=truth, classes=classes)
-
-
-def _plain(values: Names | Tensor) -> Names | Tensor:
-    if not isinstance(values, Names):
-        return values
-    return Names(tuple(None if name is None else plain(name) or None for name in values.names))
 
 
 def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:

@@ -200,13 +200,8 @@ def some(items: Sequence[str]) -> str:
 
 
 def escaped(path: str) -> str:
-    r"""The path as text that ids, rankings and tables can hold: a byte that is not UTF-8 as ``\xff``.
-
-    Python has such a byte as a lone surrogate, which cannot be encoded.
-    """
-    if path.isascii():
-        return path
-    return "".join(f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else c for c in path)
+    r"""The path as text that ids, rankings and tables can hold: a byte that is not UTF-8 as ``\xff``."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def existing(path: str, *, root: str | os.PathLike[str] = "") -> str:

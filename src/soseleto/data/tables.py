@@ -213,17 +213,18 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
     return replace(raw, classes=classes)
 
 
+@dataclass(frozen=True)
 class _Column(Sequence[Any]):
     """One column, each of whose values is decoded by the data set on access."""
 
-    def __init__(self, data: Any, column: str) -> None:
-        self._data, self._column = data, column
+    data: Any
+    column: str
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.data)
 
     def __getitem__(self, at: Any) -> Any:
-        return self._data[at][self._column]
+        return self.data[at][self.column]
 
 
 # Columns
@@ -316,14 +317,13 @@ def from_table(
         labels_from(table[columns.label].to_pylist(), name=name),
         ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
         truth=None if truth is None else names_of(table[truth].to_pylist()),
-        files=(),
+        images=images,
     )
     if images is not None:
-        return replace(raw, images=images, files=None)
+        return raw
     if columns.path is not None:
         return _with_images(raw, table[columns.path].to_pylist(), reading, folder)
-    used = (columns.label, identity, truth, reading.before_column)
-    return _with_features(raw, _without(table, used), what)
+    return _with_features(raw, table, (columns.label, identity, truth, reading.before_column), what)
 
 
 def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
@@ -332,17 +332,13 @@ def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, wha
     known: columns of features, among which no label is looked for
     """
     _check(table, name, what)
-    raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64), files=())
+    raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64))
     path = None if known else path_column_of(table, reading, what=what)
     if path is not None:
         return _with_images(raw, table[path].to_pylist(), reading, folder)
     others = [column for column in table.column_names if column not in known]
     roles = (reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS))
-    return _with_features(raw, _without(table, roles), what)
-
-
-def _without(table: Any, columns: Sequence[str | None]) -> Any:
-    return table.drop_columns([column for column in columns if column in table.column_names])
+    return _with_features(raw, table, roles, what)
 
 
 def _check(table: Any, name: str, what: str) -> None:
@@ -359,7 +355,8 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
     return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
 
 
-def _with_features(raw: Raw, table: Any, what: str) -> Raw:
+def _with_features(raw: Raw, table: Any, roles: Sequence[str | None], what: str) -> Raw:
+    table = table.drop_columns([column for column in roles if column in table.column_names])
     index = index_columns(table)
     table = table.drop_columns(index)
     if not table.num_columns:
@@ -367,7 +364,7 @@ def _with_features(raw: Raw, table: Any, what: str) -> Raw:
     listed = some([repr(column) for column in index])
     text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
     problems = (Problem(raw.name, "index", text, stops=False),) if index else ()
-    return replace(raw, table=table, files=None, problems=problems)
+    return replace(raw, table=table, problems=problems)
 
 
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
