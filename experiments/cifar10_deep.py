@@ -40,7 +40,7 @@ from experiments.experiment import (
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import make_method
 from experiments.table1 import split
-from soseleto.data import Augment, StrongAugment, Views, by_confusion, generator, symmetric
+from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
 from soseleto.methods.teacher import one_hot
 from soseleto.models.by_name import by_name
 from soseleto.task.optimizers import sgd
@@ -184,18 +184,31 @@ def _classes_in_turn(labels: Tensor) -> Tensor:
     return one_hot(labels, 10).cumsum(0).gather(1, labels[:, None]).squeeze(1).argsort(stable=True)
 
 
+def by_confusion(labels: Tensor, confusion: Tensor, seed: int) -> Tensor:
+    """Labels of which a share confusion[c, d] of class c is d: exact counts, largest remainders first."""
+    noisy = labels.clone()
+    for c, shares in enumerate(confusion / confusion.sum(1, keepdim=True)):
+        members = (labels == c).nonzero().flatten()
+        exact = shares * len(members)
+        counts = exact.floor().to(torch.int64)
+        counts[(exact - counts).argsort(descending=True, stable=True)[: len(members) - int(counts.sum())]] += 1
+        order = torch.randperm(len(members), generator=generator(seed, "noise/confusion", c))
+        noisy[members[order]] = torch.arange(len(shares)).repeat_interleave(counts)
+    return noisy
+
+
 def noisy_labels(labels: Tensor, config: Any) -> Tensor:
     """The source's labels with the configuration's noise; human labels are noisy already."""
     confusion = torch.eye(10, dtype=torch.float64)
     if isinstance(config.noise, float):
         if not config.mlc:
             return symmetric(labels, config.noise, classes=10, seed=config.seed).labels
-        return by_confusion(labels, torch.lerp(confusion, confusion.new_tensor(0.1), config.noise), config.seed).labels
+        return by_confusion(labels, torch.lerp(confusion, confusion.new_tensor(0.1), config.noise), config.seed)
     if config.noise != "asymmetric":
         return labels
     for right, wrong in MLC_PAIRS if config.mlc else PAIRS:
         confusion[right, right], confusion[right, wrong] = 1 - ASYMMETRIC, ASYMMETRIC
-    return by_confusion(labels, confusion, seed=config.seed).labels
+    return by_confusion(labels, confusion, config.seed)
 
 
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:

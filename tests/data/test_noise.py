@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soseleto.data import by_confusion, pair_flip, symmetric
+from soseleto.data import pair_flip, symmetric
 from soseleto.errors import UsageError
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -41,28 +41,6 @@ def test_pair_flip_goes_to_the_next_class():
     assert torch.equal(made.labels[made.flipped], (labels[made.flipped] + 1) % 5)
 
 
-def test_confusion_counts_are_exact():
-    labels = torch.tensor([0] * 10 + [1] * 7)
-    made = by_confusion(labels, [[0.7, 0.3], [0.5, 0.5]], seed=0)
-    assert torch.bincount(made.labels[:10]).tolist() == [7, 3]
-    assert sorted(torch.bincount(made.labels[10:]).tolist()) == [3, 4]
-    assert torch.equal(made.flipped, made.labels != labels)
-    assert torch.equal(by_confusion(labels, torch.eye(2), seed=0).labels, labels)
-
-
-@pytest.mark.parametrize(
-    ("matrix", "words"),
-    [
-        ([[0.5, 0.4], [0, 1]], "every row must sum to 1"),
-        ([[1.5, -0.5], [0, 1]], "shares of 0 or more"),
-        ([[1, 0, 0], [0, 1, 0]], "square"),
-    ],
-)
-def test_wrong_matrices_are_refused(matrix, words):
-    with pytest.raises(UsageError, match=words):
-        by_confusion(torch.tensor([0, 1]), matrix, seed=0)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -70,7 +48,6 @@ def test_wrong_matrices_are_refused(matrix, words):
         (lambda: symmetric(torch.tensor([0, 2]), 0.4, 2, 0), "outside 0 to 1"),
         (lambda: symmetric(torch.tensor([0, 0]), 0.4, 1, 0), "classes must be at least 2"),
         (lambda: pair_flip(torch.tensor([0.5]), 0.4, 2, 0), "class indices"),
-        (lambda: by_confusion(torch.tensor([0, 5]), torch.eye(2), 0), "outside 0 to 1"),
     ],
 )
 def test_wrong_arguments_are_named(call, words):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import soseleto
-from soseleto.data import Reading, TablePreparation, read_pair
+from soseleto.data import Examples, Reading, TablePreparation, read_pair
 from soseleto.data.text import (
     NO_TOKEN,
     TextExamples,
@@ -172,7 +172,7 @@ def test_weights_of_a_fit_do_not_depend_on_the_padding(folder: Path, tables, tok
 
     class Whole(TextExamples):
         def take(self, index):
-            return self._gathered(index)
+            return Examples.take(self, index)
 
     reading = Reading(tokenizer=tokenizer, truth_column="truth", cache=tmp_path)
     pair = read_pair(*tables, mode="noisy", reading=reading)

@@ -1,11 +1,11 @@
 """Data: user files read into ``Examples``, checked, and fed in batches."""
 
 from soseleto.data.augment import Augment, StrongAugment
-from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, source_batches, source_order
+from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, source_batches
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.data.lazy import ExampleSet, LazyDataset
-from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
+from soseleto.data.noise import Noisy, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.read import (
@@ -43,7 +43,6 @@ __all__ = [
     "Views",
     "as_example_set",
     "as_examples",
-    "by_confusion",
     "check_mode",
     "check_pair",
     "column_of",
@@ -54,6 +53,5 @@ __all__ = [
     "read_pair",
     "seed_for",
     "source_batches",
-    "source_order",
     "symmetric",
 ]

@@ -29,7 +29,6 @@ FORMATS = (
 _FRACTION = r"(?:\.\d+)? ?"
 _OFFSET = r"[+-]\d\d(?::?\d\d)?"
 
-
 LEFT_OUT = "left out"
 _NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
 _TIMES = 0.95  # share of the present words that are times, in a column of times
@@ -50,31 +49,30 @@ def compute() -> Any:
     return need("pyarrow.compute", to="reading tables")
 
 
+def _is(column: Any, *types: str) -> bool:
+    return any(getattr(pyarrow().types, f"is_{name}")(column.type) for name in types)
+
+
 def is_text(column: Any) -> bool:
-    types, type_ = pyarrow().types, column.type
-    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+    return _is(column, "string", "large_string", "string_view")
 
 
 def is_number(column: Any) -> bool:
-    types, type_ = pyarrow().types, column.type
-    return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
+    return _is(column, "integer", "floating", "decimal")
 
 
 def is_category(column: Any) -> bool:
     """Whether the column's own type says that it holds categories: pandas categories, booleans."""
-    types = pyarrow().types
-    return bool(types.is_dictionary(column.type) or types.is_boolean(column.type))
+    return _is(column, "dictionary", "boolean")
 
 
 def is_time(column: Any) -> bool:
-    types = pyarrow().types
-    return bool(types.is_date(column.type) or types.is_timestamp(column.type))
+    return _is(column, "date", "timestamp")
 
 
 def is_readable(column: Any) -> bool:
     """Whether the type is one of those above; lists, structures and bytes are not."""
-    readable = any(test(column) for test in (is_text, is_number, is_category, is_time))
-    return readable or bool(pyarrow().types.is_null(column.type))
+    return any(test(column) for test in (is_text, is_number, is_category, is_time)) or _is(column, "null")
 
 
 def words(column: Any) -> Any:
@@ -210,7 +208,8 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
         return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
-    distinct = len(counts_of(text)) if not is_number(column) else _distinct(numbers(column).values)
+    values = numbers(column).values[~np.isnan(numbers(column).values)] if is_number(column) else None
+    distinct = len(counts_of(text)) if values is None else len(np.unique(values))
     if distinct == 1 and 1 < present == len(text):
         return Kind(LEFT_OUT, "it is constant")
     if labels is not None and _is_copy(text, labels, distinct):
@@ -228,10 +227,6 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     return _kind_of_words(text, present, distinct)
 
 
-def _distinct(numbers: np.ndarray) -> int:
-    return len(np.unique(numbers[~np.isnan(numbers)]))
-
-
 def _kind_of_words(text: Any, present: int, distinct: int) -> Kind:
     if present < _ENOUGH or distinct <= max(_ENOUGH, _UNIQUE * present):
         return Kind("category")
@@ -245,7 +240,7 @@ def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
     """Different whole numbers that count up, or are named like an id."""
     if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
         return False
-    if _distinct(numbers) < len(numbers):
+    if len(np.unique(numbers)) < len(numbers):
         return False
     return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
 
@@ -279,9 +274,6 @@ class Seen:
             if len(known):
                 shown = [f"{known.min():.6g} to {known.max():.6g}", f"median {np.median(known):.6g}"]
         return cls(name, kind.name, int(missing), tuple(map(_shortened, shown)), kind.why)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "examples": list(self.examples)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:

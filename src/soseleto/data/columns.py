@@ -1,4 +1,4 @@
-"""Columns of a table: which kind each is, and what its cells become, both decided on the source alone.
+"""Columns of a table: what the cells of each kind become, fitted on the source alone.
 
 ``read`` gives the numbers that are stored for every example (``names`` of them); ``ramps`` and ``codes`` say what the
 model gets of those: pieces of a piecewise-linear encoding, and one place for each category.
@@ -10,7 +10,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -61,6 +61,10 @@ class Column(ABC):
     def has_gaps(self) -> bool:
         """Whether a missing value is stored as such; otherwise it is a usual one."""
         return True
+
+    def formatted_as(self, column: Any) -> Self:
+        """A copy for another table's whole column, which may spell its values otherwise."""
+        return self
 
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
@@ -217,7 +221,6 @@ class Date(Column):
         return self.parts[0].gaps
 
     def formatted_as(self, column: Any) -> Self:
-        """A copy that reads the words of another table's whole column."""
         return replace(self, format=cells.format_of(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:
@@ -322,19 +325,9 @@ def fit_column(name: str, column: Any, kind: Kind) -> Column:
 
 def column_from_dict(fields: Mapping[str, Any]) -> Column:
     """What ``Column.to_dict`` wrote."""
-    values = {name: value for name, value in fields.items() if name != "kind"}
-    if fields["kind"] == "date":
-        return Date(values["name"], values["format"], tuple(_number(part) for part in values["parts"]))
-    if fields["kind"] == "number":
-        return _number(values)
-    if fields["kind"] == "category":
-        return Category(str(values["name"]), tuple(map(str, values["values"])))
-    return Text(str(values["name"]), _floats(values["idf"]))
-
-
-def _number(fields: Mapping[str, Any]) -> Number:
-    return Number(**{**fields, "edges": _floats(fields["edges"])})
-
-
-def _floats(values: Sequence[Any]) -> tuple[float, ...]:
-    return tuple(map(float, values))
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    kind = str(values.pop("kind"))
+    if kind == Date.kind:
+        values["parts"] = tuple(Number(**{**part, "edges": tuple(part["edges"])}) for part in values["parts"])
+    cls: type[Column] = {one.kind: one for one in (Number, Category, Date, Text)}[kind]
+    return cls(**values)

@@ -151,7 +151,9 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
     if isinstance(raw.labels, Names) != (classes is not None):
         needed = "numbers" if classes is None else "class names"
         raise DataError(f"the {raw.name} has {_kind(raw)} as labels where {needed} are needed: give {needed}.")
-    truth = raw.truth.index(classes or raw.truth.classes) if isinstance(raw.truth, Names) else raw.truth
+    truth = raw.truth
+    if isinstance(truth, Names):
+        truth = truth.index(classes or class_order(name for name in truth.names if name is not None))
     if not isinstance(raw.labels, Names):
         return replace(raw, truth=truth)
     assert classes is not None

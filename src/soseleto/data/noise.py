@@ -6,7 +6,7 @@ changed, so ``labels[~flipped]`` are original. The random draws depend on the se
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,36 +44,10 @@ def pair_flip(labels: Tensor, rate: float, classes: int, seed: int) -> Noisy:
     return _flip(labels, at, (labels[at] + 1) % classes)
 
 
-def by_confusion(labels: Tensor, confusion: Any, seed: int) -> Noisy:
-    """Relabel by a confusion matrix: row c holds the shares of the new labels among the examples of class c.
-
-    The counts are exact: the n_c examples of class c are split as confusion[c]·n_c, rounded so that each row's counts
-    sum to n_c (largest remainders first, ties to the lower class).
-    """
-    matrix = _checked_matrix(confusion)
-    labels = _checked(labels, 0.0, len(matrix))
-    noisy = labels.clone()
-    for c in range(len(matrix)):
-        members = (labels == c).nonzero().flatten()
-        order = torch.randperm(len(members), generator=generator(seed, "noise/confusion", c))
-        new = torch.repeat_interleave(torch.arange(len(matrix)), _split(matrix[c], len(members)))
-        noisy[members[order]] = new
-    return Noisy(noisy, noisy != labels)
-
-
 def _flip(labels: Tensor, at: Tensor, new: Tensor) -> Noisy:
     noisy = labels.clone()
     noisy[at] = new
     return Noisy(noisy, noisy != labels)
-
-
-def _split(shares: Tensor, count: int) -> Tensor:
-    """``count`` split by shares into integers that sum to it (largest remainder method)."""
-    exact = shares * count
-    counts = exact.floor().to(torch.int64)
-    first = torch.argsort(exact - counts, descending=True, stable=True)[: count - int(counts.sum())]
-    counts[first] += 1
-    return counts
 
 
 def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
@@ -91,12 +65,3 @@ def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
             "set classes to the number of classes."
         )
     return labels
-
-
-def _checked_matrix(confusion: Any) -> Tensor:
-    matrix = torch.as_tensor(confusion, dtype=torch.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
-        raise UsageError(f"confusion must be a square matrix, got shape {tuple(matrix.shape)}.")
-    if not bool((matrix >= 0).all()) or not bool(((matrix.sum(1) - 1).abs() < 1e-6).all()):
-        raise UsageError("confusion must hold shares of 0 or more, and every row must sum to 1.")
-    return matrix / matrix.sum(1, keepdim=True)

@@ -95,7 +95,7 @@ class TablePreparation:
     @property
     def width(self) -> int:
         """Numbers that the model gets for an example."""
-        return len(self.origins())
+        return sum(len(column.codes()) + sum(map(len, column.ramps())) for column in self.columns)
 
     def _places(self) -> list[tuple[Column, int]]:
         """Every column, and the place of its first stored number."""
@@ -117,9 +117,7 @@ class TablePreparation:
 
     def formatted_as(self, table: Any) -> tuple[Column, ...]:
         """The columns, with dates in the format that this table has them in."""
-        return tuple(
-            column.formatted_as(table[column.name]) if isinstance(column, Date) else column for column in self.columns
-        )
+        return tuple(column.formatted_as(table[column.name]) for column in self.columns)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
@@ -159,10 +157,12 @@ class TablePreparation:
 
     def _stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
         """Every column with its stored numbers, and (N,) whether its value is missing."""
-        parts = [(column, inputs[:, at : at + len(column.names)].cpu()) for column, at in self._places()]
-        missing = [torch.tensor(column.missing(), dtype=inputs.dtype) for column, _ in parts]
-        gone = [(part == one).all(1) & column.has_gaps for (column, part), one in zip(parts, missing, strict=True)]
-        return [(column, part, its) for (column, part), its in zip(parts, gone, strict=True)]
+        stored = []
+        for column, at in self._places():
+            part = inputs[:, at : at + len(column.names)].cpu()
+            missing = torch.tensor(column.missing(), dtype=inputs.dtype)
+            stored.append((column, part, (part == missing).all(1) & column.has_gaps))
+        return stored
 
     def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
@@ -174,11 +174,6 @@ class TablePreparation:
             stored += values
             together += [first + (at if isinstance(column, Text) else 0) for at in range(len(values))]
         return tuple(stored), tuple(together)
-
-    def origins(self) -> tuple[int, ...]:
-        """For each number that the model gets, the place of its column in ``columns``."""
-        ramps = [place for place, column in enumerate(self.columns) for pieces in column.ramps() for _ in pieces]
-        return (*ramps, *(place for place, column in enumerate(self.columns) for _ in column.codes()))
 
     def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
         """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
@@ -194,10 +189,7 @@ class TablePreparation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values, for the run folder."""
-        return {
-            "columns": [column.to_dict() for column in self.columns],
-            "seen": [seen.to_dict() for seen in self.seen],
-        }
+        return {"columns": [column.to_dict() for column in self.columns], "seen": [vars(seen) for seen in self.seen]}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -335,14 +327,8 @@ def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:
     if isinstance(preparation, TablePreparation):
         problems += _left_out(raw, preparation, reading) if raw.name == "source" else []
         problems += unusable_values(raw.table, preparation, where=raw.name)
-    return replace(
-        raw,
-        inputs=preparation.read(raw.table),
-        table=None,
-        columns=preparation.names,
-        texts=isinstance(preparation, TextPreparation),
-        problems=tuple(problems),
-    )
+    is_text = isinstance(preparation, TextPreparation)
+    return replace(raw, inputs=preparation.read(raw.table), table=None, texts=is_text, problems=tuple(problems))
 
 
 def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> list[Problem]:

@@ -186,37 +186,14 @@ def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
     return raw
 
 
-def _from_path(path: Path, name: str, reading: Reading) -> Raw:
+def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, known: Sequence[str] = ()) -> Raw:
+    """With ``labelled=False`` every label is 0; ``known`` are then the training's columns of features."""
+    suffix = path.suffix.lower()
     if path.is_dir():
-        for option in ("path_column", "id_column", "truth_column", "root"):
+        for option in ("path_column", "id_column", "truth_column", "root") if labelled else ():
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
-        return image_files.read_folder(path, name=name, reading=reading)
-    if _suffix(path, name) == ".npz":
-        return read_npz(path, name=name)
-    table = tables.load(path, reading)
-    return tables.from_table(table, name=name, reading=reading, folder=path.parent, what=str(path))
-
-
-def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str] = (), images: bool = False) -> Raw:
-    """Inputs from a path; labels are not read, and every one is 0.
-
-    known: the training's columns of features
-    images: whether the path may be that of an image
-    """
-    if path.is_dir():
-        return image_files.read_folder(path, name=name, reading=reading, labelled=False)
-    if images and path.suffix.lower() in image_files.SUFFIXES and path.is_file():
-        return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
-    if _suffix(path, name) == ".npz":
-        return read_npz(path, name=name, labelled=False)
-    table = tables.load(path, reading)
-    return tables.without_labels(table, name=name, reading=reading, folder=path.parent, what=str(path), known=known)
-
-
-def _suffix(path: Path, name: str) -> str:
-    """The ending of a table or an ``.npz`` file; any other raises."""
-    suffix = path.suffix.lower()
+        return image_files.read_folder(path, name=name, reading=reading, labelled=labelled)
     if not path.is_file():
         neighbours = os.listdir(path.parent) if path.parent.is_dir() else []
         raise UsageError(f"the {name} {str(path)!r} is not there{did_you_mean(path.name, neighbours)}: check the path.")
@@ -225,7 +202,12 @@ def _suffix(path: Path, name: str) -> str:
             f"the {name} {str(path)!r} has an unknown ending: give an image folder, or a file ending in "
             f"{', '.join(tables.SUFFIXES)} or .npz."
         )
-    return suffix
+    if suffix == ".npz":
+        return read_npz(path, name=name, labelled=labelled)
+    table = tables.load(path, reading)
+    if labelled:
+        return tables.from_table(table, name=name, reading=reading, folder=path.parent, what=str(path))
+    return tables.without_labels(table, name=name, reading=reading, folder=path.parent, what=str(path), known=known)
 
 
 # Reading together
@@ -251,7 +233,7 @@ def _read(
     raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
     if unlabelled is not None:
         known = () if raws[0].table is None else raws[0].table.column_names
-        raws.append(_without_labels(Path(unlabelled).expanduser(), _UNLABELLED, reading, known))
+        raws.append(_from_path(Path(unlabelled).expanduser(), _UNLABELLED, reading, labelled=False, known=known))
     raws, preparation = prepare(raws, reading)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}
@@ -296,8 +278,6 @@ def _without(name: str, examples: Examples, dropped: Sequence[Problem]) -> Examp
 def _keep(data: Raw | Examples, problems: Collection[Problem]) -> Tensor:
     """(N,) mask of the examples that no problem names."""
     bad = {name for problem in problems for name in problem.ids}
-    if not bad:
-        return torch.ones(len(data), dtype=torch.bool)
     return torch.tensor([data.id_of(row) not in bad for row in range(len(data))])
 
 
@@ -342,7 +322,10 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
     if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
         values = prepared(tables.load(path, reading), preparation, str(path))
         return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
-    raw = _without_labels(path, "input", reading, images=True)
+    if path.suffix.lower() in image_files.SUFFIXES and path.is_file():
+        raw = Raw("input", torch.zeros(1, dtype=torch.int64), files=(str(path),))
+    else:
+        raw = _from_path(path, "input", reading, labelled=False)
     if raw.table is not None or (raw.files is not None and len(shape) != 3):
         kind = "a table" if raw.table is not None else "images"
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
@@ -395,10 +378,7 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
             f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
             "every one the label it had before the check, and the same id, in a column id."
         )
-    return _class_indices([plain(str(name)) if reading.merge_labels else str(name) for name in before], target, file)
-
-
-def _class_indices(names: list[str], target: Examples, file: Path) -> Tensor:
+    names = [plain(str(name)) if reading.merge_labels else str(name) for name in before]
     if target.classes is None:
         places = {name: int(name) for name in names if name.isdecimal()}
     else:

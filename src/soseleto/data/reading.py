@@ -142,14 +142,9 @@ class Names:
 
     names: tuple[str | None, ...]
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return class_order(name for name in self.names if name is not None)
-
-    def index(self, classes: Sequence[str] | None = None) -> Tensor:
+    def index(self, classes: Sequence[str]) -> Tensor:
         """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
-        order = self.classes if classes is None else classes
-        index_of: dict[str | None, int] = {name: at for at, name in enumerate(order)}
+        index_of: dict[str | None, int] = {name: at for at, name in enumerate(classes)}
         return torch.tensor([index_of.get(name, -1) for name in self.names], dtype=torch.int64)
 
 
@@ -181,7 +176,6 @@ class Raw:
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
     texts: bool = False  # the inputs are tokens
     problems: tuple[Problem, ...] = ()
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class TextPreparation:
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values; the tokenizer itself is a file of the run folder."""
         tokenizer = {"longest": self.tokenizer.longest, "pad": self.tokenizer.pad, "sha256": self.tokenizer.fingerprint}
-        return {"text": self.column, "tokenizer": tokenizer, "seen": [seen.to_dict() for seen in self.seen]}
+        return {"text": self.column, "tokenizer": tokenizer, "seen": [vars(seen) for seen in self.seen]}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], json: str) -> TextPreparation:
@@ -146,13 +146,11 @@ class TextExamples(Examples):
     reused. Lengths and the indices of batches are on the CPU, so the width is known without waiting for a GPU.
     """
 
-    @property
-    def reads_ahead(self) -> bool:
-        return True  # a batch has a width of its own, so that several are not gathered at once
+    reads_ahead: ClassVar[bool] = True  # a batch has a width of its own, so that several are not gathered at once
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Tokens (B, width) and labels."""
-        tokens, labels = self._gathered(index)
+        tokens, labels = super().take(index)
         longest = int(self._padded[index.cpu()].max()) if len(index) else 1
         return tokens[:, :longest], labels
 
