@@ -378,7 +378,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(
     first, *printed = file.getvalue().splitlines()
     assert first == "said"
     assert abs(len(printed) - lines) <= 1
-    expected = r"ordinary training, fold 2 · epoch \d+/10 +source 0.412( · ([\d:]+|[\d.]+ h) left)?"
+    expected = r"ordinary training, fold 2 · epoch \d+/10 +source 0.412( · (\d+ days?, )?[\d:]+ left)?"
     assert all(re.fullmatch(expected, one) for one in printed), printed[:2]
     assert "\x1b" not in file.getvalue()
 

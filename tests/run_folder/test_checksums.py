@@ -111,7 +111,7 @@ def test_a_decision_that_was_cut_off_is_ignored_and_one_that_was_lost_is_not(
 
 def test_the_model_of_a_rival_that_was_kept_is_verified(trained: RunFolder) -> None:
     run = trained
-    run.keep_model(run.model_bytes())
+    run.keep_model(run)
     run.write_json(COMPARISON, {"rows": [], "kept": "mixed"})
     run.write_json(CALIBRATION, json.loads('{"temperature": 2.0}'))
     assert soseleto.load(run.path, device="cpu").temperature == 2.0

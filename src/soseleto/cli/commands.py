@@ -490,7 +490,6 @@ def _predicted(
 
 
 def _print_audit(run: Path) -> None:
-    """Print the figures of the decisions so far."""
     from soseleto.review.audit import Audit
     from soseleto.review.queue import read_decisions
     from soseleto.run_folder.folder import RunFolder

@@ -113,7 +113,6 @@ def _median(values: Tensor) -> float:
 
 
 def describe(shares: dict[str, float]) -> list[str]:
-    """The summary as lines of text."""
     return [
         f"clean points with a weight of {THRESHOLD} or more   {shares['clean_above']:7.1%}",
         f"flipped points with a weight below {THRESHOLD}      {shares['flipped_below']:7.1%}",

@@ -149,7 +149,6 @@ class _Training:
 
     @property
     def is_strong(self) -> bool:
-        """Whether a teacher judges labels."""
         return self.options.method == "strong"
 
     @property
@@ -170,7 +169,6 @@ class _Training:
         return len(target.classes or ()) or int(target.labels.max()) + 1
 
     def make(self) -> nn.Module:
-        """A new model with its initial parameters."""
         return self._made()[0]
 
     def _made(self) -> tuple[nn.Module, dict[str, Any] | None]:
@@ -223,7 +221,6 @@ class _Training:
         return folds_of(self.options.folds, self.pair, baselines=self.options.baselines)
 
     def plan(self) -> list[str]:
-        """What will be done, as lines to print."""
         options, pair = self.options, self.pair
         model = self.make()
         known: dict[str, Any] = {"mode": options.mode, "inputs": kind_of_inputs(pair.source)}

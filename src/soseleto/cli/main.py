@@ -46,7 +46,6 @@ class _Messages(logging.Handler):
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    """The exit code."""
     logger, messages = logging.getLogger("soseleto"), _Messages()
     level = logger.level
     logger.addHandler(messages)

@@ -124,7 +124,6 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def table(comparison: Mapping[str, Any]) -> list[str]:
-    """A comparison as lines to print."""
     shown = comparison.get("rows") or []
     if not shown:
         return []

@@ -244,7 +244,6 @@ class Part:
 
 
 def whole(method: str, pair: Pair) -> Part:
-    """A training on the whole target."""
     judged = pair.test or pair.target
     return Part(method, method, pair.target, judged, torch.arange(len(judged)))
 
@@ -325,7 +324,6 @@ class Comparing:
 
     @cached_property
     def main(self) -> Part:
-        """The training that finds weights and suspects."""
         return replace(whole(SOSELETO, self.pair), name="")
 
     @property
@@ -422,7 +420,6 @@ class Comparing:
         return replace(given, size=min(given.size, n)) if isinstance(given, Balanced) else min(given, n)
 
     def _place(self, part: Part) -> Path | None:
-        """The run folder of a part."""
         if self.out is None:
             return None
         return self.out / PARTS / part.name if part.name else self.out
@@ -515,7 +512,6 @@ class Comparing:
         return [_boosting(source, part, table.codes, self.seed) for part in chosen]
 
     def _best(self) -> str:
-        """The method whose model is kept."""
         return SOSELETO if self.keep == SOSELETO else winner(self._judged)
 
     def _conclude(self, kept: Part) -> float:
@@ -527,7 +523,7 @@ class Comparing:
             return temperature
         folder = RunFolder(self.out)
         if kept.name:
-            folder.keep_model(RunFolder(self._place(kept)).model_bytes())  # type: ignore[arg-type]
+            folder.keep_model(RunFolder(self._place(kept)))  # type: ignore[arg-type]
         if held_out:
             folder.write_json(CALIBRATION, {"temperature": temperature, "examples": len(labels)}, indent=None)
         comparison: dict[str, Any] = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.folds}

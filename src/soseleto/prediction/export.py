@@ -39,8 +39,6 @@ _ROWS = 3  # of the batch given to the exporter
 
 
 class _Pipeline(nn.Module):
-    """Preprocessing, model and softmax as one module."""
-
     def __init__(self, loaded: LoadedRun) -> None:
         super().__init__()
         self.loaded, self.model = loaded, copy.deepcopy(loaded.model).cpu()

@@ -46,12 +46,6 @@ class LoadedRun(Predictor):
         shape = self.config.get("input_shape")
         return tuple(shape) if isinstance(shape, list) else None
 
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The feature columns of the training tables, in order."""
-        columns = self.config.get("columns")
-        return None if columns is None else tuple(columns)
-
     def class_name(self, index: int) -> str:
         names = self.classes or ()
         return names[index] if index < len(names) else str(index)
@@ -85,34 +79,24 @@ def load_run(
     text: TextPreparation | None = None,
 ) -> LoadedRun:
     """As ``load``; ``text`` is the preparation of texts where the folder has no tokenizer, as while it trains."""
+    where = choose_device(device)
     with readable(folder.path):
-        return _load(folder, model, loss, choose_device(device), text)
-
-
-def _load(
-    folder: RunFolder,
-    model: nn.Module | str | None,
-    loss: Loss | None,
-    where: torch.device,
-    text: TextPreparation | None,
-) -> LoadedRun:
-    config = folder.config()
-    state = folder.model_state()
-    prepare = _prepare(config, folder, text)
-    whole = _with_heads(_module(model, config, state, folder, prepare), state)
-    _fill(whole, state, folder)
-    classes = config.get("classes")
-    return LoadedRun(
-        model=whole.to(where).eval(),
-        prepare=prepare,
-        device=where,
-        loss=loss or _loss(config, folder),
-        task="classification" if config["task"] == "classification" else "regression",
-        classes=None if classes is None else tuple(classes),
-        temperature=folder.temperature(),
-        run=folder,
-        config=config,
-    )
+        config, state = folder.config(), folder.model_state()
+        prepare = _prepare(config, folder, text)
+        whole = _with_heads(_module(model, config, state, folder, prepare), state)
+        _fill(whole, state, folder)
+        classes = config.get("classes")
+        return LoadedRun(
+            model=whole.to(where).eval(),
+            prepare=prepare,
+            device=where,
+            loss=loss or _loss(config, folder),
+            task="classification" if config["task"] == "classification" else "regression",
+            classes=None if classes is None else tuple(classes),
+            temperature=folder.temperature(),
+            run=folder,
+            config=config,
+        )
 
 
 def _module(
@@ -135,27 +119,17 @@ def _module(
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
-    if isinstance(prepare.standardize, TextPreparation):
-        return _text_model(config, state, folder)
-    if is_pretrained(name) and "pretrained" in config:
-        return rebuilt(name, config["mode"], classes=config["n_classes"], described=config["pretrained"])
-    table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
-    shape = tuple(config["input_shape"]) if table is None else (table.width,)
-    make = partial(make_model, mode=config["mode"], classes=config["n_classes"], shape=shape, seed=0)
-    if is_file(name):
-        return make(name)
-    _require_sizes(partial(make, name), state, folder)
-    return make(name)
-
-
-def _text_model(config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> nn.Module:
-    """A pretrained text model, from the architecture that the run keeps."""
-    pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED)))
-
-    def make() -> nn.Module:
-        return pretrained.build(config["mode"], classes=config["n_classes"])
-
-    _require_sizes(make, state, folder)
+    mode, classes, table = config["mode"], config["n_classes"], prepare.standardize
+    if isinstance(table, TextPreparation):  # from the architecture that the run keeps
+        pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED)))
+        make: Callable[[], nn.Module] = partial(pretrained.build, mode, classes=classes)
+    elif is_pretrained(name) and "pretrained" in config:
+        return rebuilt(name, mode, classes=classes, described=config["pretrained"])
+    else:
+        shape = (table.width,) if isinstance(table, TablePreparation) else tuple(config["input_shape"])
+        make = partial(make_model, name, mode, classes=classes, shape=shape, seed=0)
+    if not is_file(name):
+        _require_sizes(make, state, folder)
     return make()
 
 

@@ -77,7 +77,6 @@ class Predictor:
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
-        """What the model returns for each piece."""
         with evaluation_mode(self.model), torch.no_grad():
             for piece in pieces:
                 inputs = structure.to_device(piece, self.device)
@@ -86,7 +85,6 @@ class Predictor:
                 yield structure.call(model, self.prepare(inputs))
 
     def _stored(self, inputs: Any) -> Inputs:
-        """As the training stored its inputs."""
         if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
             return self.preparation.tokens(inputs)
         if self.preparation is not None and is_frame(inputs):

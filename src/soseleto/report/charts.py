@@ -74,12 +74,10 @@ class Chart:
         self.marks: list[str] = []
 
     def x(self, values: float | Array) -> Array:
-        """x from data to SVG coordinates."""
         low, high = self.x_range
         return self.left + (np.asarray(values, dtype=float) - low) / (high - low) * (self.right - self.left)
 
     def y(self, values: float | Array) -> Array:
-        """y from data to SVG coordinates."""
         low, high = self.y_range
         return self.bottom - (np.asarray(values, dtype=float) - low) / (high - low) * (self.bottom - self.top)
 
@@ -107,12 +105,10 @@ class Chart:
         self._path("crosses", kind, "".join(f"M{_n(a)} {_n(b)}l5.2 5.2m0 -5.2l-5.2 5.2" for a, b in points))
 
     def rule(self, x: float) -> None:
-        """A vertical line at ``x``."""
         at = _n(float(self.x(x)))
         self.marks.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>')
 
     def level(self, y: float, kind: str) -> None:
-        """A horizontal line at ``y``."""
         at = _n(float(self.y(y)))
         self.marks.append(f'<line class="{kind}" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
 
@@ -148,7 +144,6 @@ def _n(value: float) -> str:
 
 
 def _finite_runs(values: Array) -> list[slice]:
-    """The contiguous ranges of finite values."""
     steps = np.diff(np.concatenate([[0], np.isfinite(values).astype(int), [0]]))
     starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
     return [slice(start, end) for start, end in zip(starts, ends, strict=True)]

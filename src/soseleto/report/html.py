@@ -77,7 +77,6 @@ def render(run_path: str | os.PathLike[str]) -> str:
 
 
 def asset(name: str, folder: Path = PAGE) -> str:
-    """The text of a file of this package."""
     return (folder / name).read_text("utf-8")
 
 
@@ -104,7 +103,6 @@ def template(name: str, folder: Path = PAGE, filters: tuple[Callable[..., str], 
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
-    """The sections made from the ranking: suspects, weights, examples."""
     assert run.ranking is not None
     suspects, worst = suspect_rows(run.ranking), most_suspicious_first(run.ranking)
     half = min(SHOWN, -(-len(worst) // 2))
@@ -121,7 +119,6 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
 
 
 def _truth(run: RunFiles) -> list[Figure]:
-    """Charts against the true labels."""
     figures = [] if run.wrong is None else [charts.figure_1(run), charts.curves(run, GROUPS)]
     return [figure for figure in figures if figure]
 
@@ -130,7 +127,6 @@ def _truth(run: RunFiles) -> list[Figure]:
 
 
 def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:
-    """The given rows of the ranking as plain values."""
     assert run.ranking is not None
     columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
     columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()

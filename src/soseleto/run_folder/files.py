@@ -163,7 +163,6 @@ def sha256(path: Path) -> str:
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """List those of the files that exist."""
     _write_checksums(folder, {name: sha256(folder / name) for name in names if regular(folder / name)})
 
 
@@ -240,7 +239,6 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
     with readable(path):
         return _object(path.read_bytes())
 
@@ -270,7 +268,6 @@ def lines_of(path: Path, parse: Callable[[dict[str, Any]], T], *, what: str) -> 
 
 
 def parquet_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a Parquet file."""
     parquet = need("pyarrow.parquet", to="reading a run")
     with readable(path):
         table = parquet.read_table(path, memory_map=False)
@@ -290,7 +287,6 @@ def tensors_of(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of soseleto, torch and Python."""
     import torch
 
     try:

@@ -143,13 +143,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder against other trainings."""
         refusal = f"another process is training into {self.path}: wait for it, or give --out another folder."
         with locked(self.path, refusal):
             yield
 
     def tidy(self) -> None:
-        """Delete the temporary files of writes that were killed."""
         for entry in self.path.iterdir():
             if _is_leftover(entry) and entry.is_file():
                 entry.unlink(missing_ok=True)
@@ -174,7 +172,6 @@ class RunFolder:
         self.write_json(CONFIG, {**config, **added}, indent=2)
 
     def config(self) -> dict[str, Any]:
-        """What ``write_config`` wrote."""
         return json_of(self.existing(CONFIG))
 
     def write_json(self, name: str, value: object, indent: int | None = 1) -> None:
@@ -182,18 +179,12 @@ class RunFolder:
             part.write_text(as_json(value, indent=indent) + "\n", "utf-8")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """None where the run does not have this file."""
         path = verified(self.path / name)
         return None if path is None else json_of(path)
 
-    @property
-    def is_transfer(self) -> bool:
-        """Whether weights are about the target and not about wrong labels."""
-        return self.config().get("mode") == "transfer"
-
     def require_noisy(self) -> None:
         """UsageError in transfer mode, where nothing is known about labels."""
-        if self.is_transfer:
+        if self.config().get("mode") == "transfer":
             raise UsageError(
                 f"{self.path} was trained in transfer mode, where weights are about the target and not about wrong "
                 f"labels: list the lowest weights with `soseleto rank {self.path} --worst N`."
@@ -219,7 +210,6 @@ class RunFolder:
     # The history
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one record to ``metrics.jsonl``."""
         append_line(self.path / METRICS, record)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -251,7 +241,6 @@ class RunFolder:
         return before >= size
 
     def drop_checkpoints(self) -> None:
-        """Delete the checkpoints of a finished run."""
         shutil.rmtree(self.path / CHECKPOINT, ignore_errors=True)
 
     # The ranking
@@ -282,38 +271,27 @@ class RunFolder:
     def write_model(self, state_dict: Mapping[str, Tensor]) -> None:
         """Write ``model.safetensors``; a tensor with two names is stored once, and shared again on reading."""
         tensors, tied = _untied(state_dict)
-        self._write_tensors(MODEL, tensors, {_TIED: tied})
-
-    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         save = need("safetensors.torch", to="saving a model").save_file
-        with replacing(self.path / name) as part:
-            save(dict(tensors), part, metadata={_NOTES: as_json(notes)})  # the order of several entries would be random
+        with replacing(self.path / MODEL) as part:
+            save(tensors, part, metadata={_NOTES: as_json({_TIED: tied})})
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
 
-    def _tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        path = self.existing(name)
-        tensors, metadata = tensors_of(path)
-        with readable(path):
-            return tensors, dict(json.loads(metadata[_NOTES]))
-
-    def model_bytes(self) -> bytes:
-        """The content of ``model.safetensors``."""
-        return self.existing(MODEL).read_bytes()
-
-    def keep_model(self, rival: bytes) -> None:
-        """Keep a rival's model; it is the run's model once the comparison names the rival."""
+    def keep_model(self, rival: RunFolder) -> None:
+        """Keep the model of a rival's training; it is the run's model once the comparison names the rival."""
         with replacing(self.path / KEPT) as part:
-            part.write_bytes(rival)
+            shutil.copyfile(rival.existing(MODEL), part)
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
         comparison = self.comparison() or {}
         # "apart": SOSELETO's own model is that of another training than the one that made the weights
         keeps_another = comparison.get("kept", "soseleto") != "soseleto" or comparison.get("apart")
-        state, notes = self._tensors(KEPT if keeps_another else MODEL)
-        with readable(self.path):
-            return state | {alias: state[name] for alias, name in notes[_TIED].items()}
+        path = self.existing(KEPT if keeps_another else MODEL)
+        state, metadata = tensors_of(path)
+        with readable(path):
+            tied = json.loads(metadata[_NOTES])[_TIED]
+            return state | {alias: state[name] for alias, name in tied.items()}
 
 
 def require_writable(out: Path, *, run: RunFolder, force: bool, reads: Sequence[Path] = ()) -> None:

@@ -125,7 +125,6 @@ def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[st
 
 
 def is_known(figure: Mapping[str, Any] | None) -> bool:
-    """Whether a figure has a value; an interval that says nothing has none."""
     return figure is not None and figure.get("value") is not None
 
 

@@ -167,7 +167,6 @@ def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[st
 
 
 def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:
-    """The images of a folder, ordered by id."""
     ranking = run.ranking()
     if "path" not in ranking:
         raise UsageError(
@@ -271,7 +270,6 @@ def _shrink(image: Any, largest: int = LARGEST) -> bytes:
 
 
 def _pixels(source: ExampleSet, places: list[int]) -> Iterator[np.ndarray]:
-    """Images (C, H, W) one by one, read in batches."""
     import torch
 
     for piece in torch.tensor(places).split(64):

@@ -69,7 +69,6 @@ class Records:
             self.message("metrics.jsonl has lost records that were there when the checkpoint was written")
 
     def event(self, name: str, record: dict[str, Any]) -> None:
-        """Write it to the run folder and report it to the progress functions."""
         if self.folder is not None:
             self.folder.log({"event": name, **record})
         self._report(name, record)
@@ -91,7 +90,6 @@ class Records:
                 logger.warning("a progress function failed at the end (%s): %s", type(error).__name__, error)
 
     def message(self, text: str) -> None:
-        """Recorded once per text."""
         if text not in self.messages:
             self.messages.append(text)
             logger.info(text)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from soseleto.errors import UsageError
@@ -50,21 +51,15 @@ class LiveLine:
         from rich.console import Console
 
         self.console = console or Console(stderr=True)
-        self.title = ""
         self.printed: set[str] = set()
         self.logged_at = time.monotonic()
-        self._start({})
+        self.stage("")
 
     def stage(self, title: str) -> None:
         """Begin a training with this title."""
         self.title = title
-        self._start({})
-
-    def _start(self, record: Mapping[str, Any]) -> None:
-        self.begin = time.monotonic()
-        self.epochs, self.steps = record.get("epochs", 0), record.get("steps", 0)
-        self.first_step: int | None = None  # the first one seen: a resumed training starts in the middle
         self.seen: dict[str, Any] = {}
+        self.begin: tuple[float, int] | None = None  # time and step of the first event: a resumed run starts later
 
     def __enter__(self) -> LiveLine:
         return self
@@ -74,21 +69,18 @@ class LiveLine:
 
     def __call__(self, event: str, record: dict[str, Any], /) -> None:
         if event == "start":
-            self._start(record)
-        if event in ("start", "message"):
-            for text in [*(record.get("messages") or []), *filter(None, [record.get("text")])]:
-                self._print_once(str(text))
+            self.stage(self.title)
+            self.seen |= {"epochs": record.get("epochs", 0), "steps": record.get("steps", 0)}
+        for text in [*(record.get("messages") or []), *([record["text"]] if "text" in record else [])]:
+            self._print_once(str(text))
         if event in ("step", "epoch"):
-            if self.first_step is None:
-                self.first_step = record.get("step", 0)
-                self.begin = time.monotonic()
+            self.begin = self.begin or (time.monotonic(), record.get("step", 0))
             self.seen |= record
             self._show()
         if event == "end":
             self.clear()
 
     def clear(self) -> None:
-        """Erase the line."""
         from rich.control import Control
         from rich.segment import ControlType
 
@@ -96,28 +88,26 @@ class LiveLine:
             self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
 
     def line(self) -> Text:
-        """The current line."""
         from rich.text import Text
 
-        done = self.seen.get("step", 0) / self.steps if self.steps else 0.0
-        full = round(BAR * done)
-        numbers = describe(self.seen)
+        steps = self.seen.get("steps", 0)
+        full = round(BAR * self.seen.get("step", 0) / steps) if steps else 0
         left = self._left()
         return Text.assemble(
             f"{self.title} · " if self.title else "",
-            f"epoch {self.seen.get('epoch', 0)}/{self.epochs} ",
+            f"epoch {self.seen.get('epoch', 0)}/{self.seen.get('epochs', 0)} ",
             ("━" * full, "green"),
             ("━" * (BAR - full), "bright_black"),
-            f" {numbers}" if numbers else "",
-            ("" if left is None or left < 1 else f" · {_clock(left)} left", "bright_black"),
+            f" {describe(self.seen)}",
+            (f" · {timedelta(seconds=left)} left" if left else "", "bright_black"),
         )
 
-    def _left(self) -> float | None:
-        """Seconds until this training ends, estimated from the steps seen so far."""
-        passed, steps = time.monotonic() - self.begin, self.seen.get("step", 0) - (self.first_step or 0)
-        if passed < 1 or steps < 1:
-            return None
-        return passed / steps * (self.steps - self.seen["step"])
+    def _left(self) -> int:
+        """Seconds until this training ends, estimated from the steps seen so far; 0 where nothing is known."""
+        if self.begin is None:
+            return 0
+        passed, done = time.monotonic() - self.begin[0], self.seen["step"] - self.begin[1]
+        return round(passed / done * (self.seen["steps"] - self.seen["step"])) if passed >= 1 and done else 0
 
     def _show(self) -> None:
         if self.console.is_terminal:
@@ -137,12 +127,6 @@ class LiveLine:
     def _print(self, text: str) -> None:
         self.clear()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _clock(seconds: float) -> str:
-    """``1:05``, or ``2.5 h``."""
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
-from soseleto.data.preparation import Preparation
 from soseleto.data.storage import is_large
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
@@ -72,7 +71,12 @@ class Result(Predictor):
 
     @property
     def _weights(self) -> Weights:
-        return require_weights(self.learned, str(self.config.get("method", "")))
+        if self.learned is None:
+            raise UsageError(
+                f"the method {self.config.get('method', '')!r} learns no weights, so there are no scores and no "
+                "ranking either: train with method=soseleto.Soseleto()."
+            )
+        return self.learned
 
     def suspects(self, precision: float | None = None) -> Suspects:
         """The source examples that are probably mislabelled, as many as ``precision`` allows.
@@ -111,16 +115,37 @@ class Result(Predictor):
         ``is_label_issue`` and ``suggested_label``. Where the target lacks classes, ``is_unknown`` has the examples that
         are labelled as one, or with probes look like one.
         """
-        learned = self._weights
+        learned, source, table = self._weights, self.source, self.preparation
         suspects = None if self.evidence is None else self.suspects()
-        return ranking_table(
-            self.source,
-            learned,
-            predicted=self._predicted,
-            suspects=suspects,
-            missing=self.missing,
-            table=self.preparation,
-        )
+        order = learned.order().cpu()
+        at = order.numpy()
+        columns: dict[str, np.ndarray] = {
+            "id": np.array([source.id_of(i) for i in at.tolist()], dtype=object),
+            "label": _labels(source, source.labels.cpu())[at],
+            "weight": learned.values.cpu().numpy()[at],
+            "score": learned.scores.cpu().numpy()[at],
+            "visits": learned.visits.cpu().numpy()[at],
+        }
+        if self._predicted is not None:
+            columns["predicted_label"] = _labels(source, self._predicted)[at]
+        if suspects is not None:
+            columns["mislabelled_probability"] = suspects.probability.numpy()[at]
+            columns["is_label_issue"] = suspects.is_suspect.numpy()[at]
+            columns["suggested_label"] = _labels(source, suspects.suggested)[at]
+        if self.missing:
+            without = torch.isin(source.labels.cpu(), torch.tensor(self.missing))
+            columns["is_unknown"] = (without if suspects is None else suspects.probability.isnan()).numpy()[at]
+        if source.paths is not None:
+            columns["path"] = np.array(source.paths, dtype=object)[at]
+        if source.truth is not None:
+            truth = source.truth.cpu()
+            columns["true_label"] = _labels(source, truth)[at]
+            columns["wrong"] = ((truth != source.labels.cpu()) & truth_known(truth)).numpy()[at]
+        if isinstance(table, TablePreparation) and isinstance(source, Examples):
+            columns |= _of_table(table, source, order, columns)
+        elif (features := _features(source)) is not None:
+            columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
+        return Table(columns)
 
     @cached_property
     def _predicted(self) -> Tensor | None:
@@ -148,54 +173,6 @@ class Result(Predictor):
         if os.path.realpath(path) != os.path.realpath(self.out / REPORT):
             require_writable(Path(path), run=RunFolder(self.out), force=force)
         return write_report(self.out, path)
-
-
-def require_weights(learned: Weights | None, method: str) -> Weights:
-    if learned is None:
-        raise UsageError(
-            f"the method {method!r} learns no weights, so there are no scores and no ranking either: train with "
-            "method=soseleto.Soseleto()."
-        )
-    return learned
-
-
-def ranking_table(
-    source: ExampleSet,
-    learned: Weights,
-    *,
-    predicted: Tensor | None = None,
-    suspects: Suspects | None = None,
-    missing: tuple[int, ...] = (),
-    table: Preparation | None = None,
-) -> Table:
-    order = learned.order().cpu()
-    at = order.numpy()
-    ids = np.array([source.id_of(i) for i in range(len(source))], dtype=object)
-    columns: dict[str, np.ndarray] = {"id": ids[at]}
-    columns["label"] = _labels(source, source.labels.cpu())[at]
-    columns["weight"] = learned.values.cpu().numpy()[at]
-    columns["score"] = learned.scores.cpu().numpy()[at]
-    columns["visits"] = learned.visits.cpu().numpy()[at]
-    if predicted is not None:
-        columns["predicted_label"] = _labels(source, predicted)[at]
-    if suspects is not None:
-        columns["mislabelled_probability"] = suspects.probability.numpy()[at]
-        columns["is_label_issue"] = suspects.is_suspect.numpy()[at]
-        columns["suggested_label"] = _labels(source, suspects.suggested)[at]
-    if missing:
-        without = torch.isin(source.labels.cpu(), torch.tensor(missing))
-        columns["is_unknown"] = (without if suspects is None else suspects.probability.isnan()).numpy()[at]
-    if source.paths is not None:
-        columns["path"] = np.array(source.paths, dtype=object)[at]
-    if source.truth is not None:
-        truth = source.truth.cpu()
-        columns["true_label"] = _labels(source, truth)[at]
-        columns["wrong"] = ((truth != source.labels.cpu()) & truth_known(truth)).numpy()[at]
-    if isinstance(table, TablePreparation) and isinstance(source, Examples):
-        columns |= _of_table(table, source, order, columns)
-    elif (features := _features(source)) is not None:
-        columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
-    return Table(columns)
 
 
 def _of_table(table: TablePreparation, source: Examples, order: Tensor, ranking: Ranking) -> dict[str, np.ndarray]:

@@ -141,7 +141,6 @@ class Keeper:
         return None
 
     def _resume(self, step: int, saved: Mapping[str, Any], damage: list[str]) -> int:
-        """Restore an unfinished run."""
         if type(step) is not int or not 0 <= step <= self._task.steps:
             raise DataError(f"there is no step {step!r} in this training of {self._task.steps}: give another folder.")
         try:
