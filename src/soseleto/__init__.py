@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from soseleto import data, defaults, errors, methods, models, pieces, schedules
     from soseleto.algorithm import Soseleto
     from soseleto.comparison.compare import Comparison, compare
+    from soseleto.comparison.scan import scan
     from soseleto.data import Augment, Examples
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import SoseletoError, UsageError
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "algorithm": ("Soseleto",),
     "comparison.compare": ("Comparison", "compare"),
+    "comparison.scan": ("scan",),
     "data": ("Augment", "Examples"),
     "engines": ("alignment", "check_gradients"),
     "errors": ("SoseletoError", "UsageError"),
@@ -84,6 +86,7 @@ __all__ = [
     "models",
     "pieces",
     "ranks",
+    "scan",
     "schedules",
     "squared_error",
 ]

@@ -72,7 +72,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 _INSTALL = {
-    **dict.fromkeys(("pyarrow", "PIL", "safetensors", "sklearn"), "soseleto"),
+    **dict.fromkeys(("pyarrow", "PIL", "safetensors", "sklearn", "skops"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
     "tokenizers": "soseleto[transformers]",

@@ -25,7 +25,7 @@ from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
-from soseleto.suspects.suspects import Calibrated, Suspects
+from soseleto.suspects.suspects import Suspects
 from soseleto.training.fit import fit
 from soseleto.training.options import Inputs, as_probes
 
@@ -167,7 +167,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         if self._evidence is None:
             raise UsageError("this estimator was fitted without probes: write SoseletoClassifier(probes='auto').")
         precision = as_probes(self.probes).precision if precision is None else precision
-        return Calibrated.learn(self._evidence, self._seed).for_precision(precision)
+        return self._evidence.calibrated(self._seed).for_precision(precision)
 
     def _checked_probes(self, target: Any) -> Any:
         if target is None and self.probes is not None:

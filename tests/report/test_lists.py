@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunFolder:
             "probability_basis": BASIS,
             "threshold": 0.8,
             "count": 19,
-            "n_probes": 60,
+            "n_known": 60,
             "precision": figure(0.95, 0.8, 1.0),
             "recall": figure(None, 0.1, 1.0),
             "wrong_share": figure(0.2, 0.1, 0.3),

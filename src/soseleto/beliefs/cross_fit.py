@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from soseleto.errors import UsageError, need
+from soseleto.models.learned import probabilities_of
 
 FOLDS, ROUNDS = 5, 2
 TRUSTED_WEIGHT = 3.0  # of a trusted example, where one of the source has at most 1
@@ -36,6 +37,7 @@ class Beliefs:
     signals: the scores that are joined, by name, (n,) each
     belief: (n,) the probability that the label is right
     probabilities: (n, classes) and, of trusted examples, (m, classes)
+    rivals: held-out probabilities (m, classes) of trusted examples by training on all labels alike, and on none
     model: the classifier trained on all labels, weighted by belief, and the trusted ones
     """
 
@@ -47,6 +49,7 @@ class Beliefs:
     trusted_probabilities: Array
     labels: Array
     trusted_labels: Array
+    rivals: Mapping[str, Array]
     model: Any
 
 
@@ -109,6 +112,7 @@ def cross_fit(
         trusted_probabilities=probabilities,
         labels=labels,
         trusted_labels=trusted_labels,
+        rivals={"mixed": judged(np.ones(n))[1], "target_only": known_alone},
         model=model,
     )
 
@@ -171,10 +175,3 @@ def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:
             "whose fit has sample_weight, such as LogisticRegression() or HistGradientBoostingClassifier()."
         )
     return model.fit(features, labels, **{f"{prefix}sample_weight": weights})
-
-
-def probabilities_of(model: Any, features: Array, classes: int) -> Array:
-    """(n, classes); a class that the model was not trained on gets none."""
-    found = np.zeros((len(features), classes))
-    found[:, model.classes_] = model.predict_proba(features)
-    return found

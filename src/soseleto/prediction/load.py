@@ -20,13 +20,14 @@ from soseleto.data.preparation import TablePreparation
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model
+from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import choose_device
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable
-from soseleto.run_folder.folder import CONFIG, PRETRAINED, RunFolder
+from soseleto.run_folder.folder import CONFIG, LEARNER, PRETRAINED, RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -85,6 +86,9 @@ def load_run(
         prepare = _prepare(config, folder, text)
         whole = _with_heads(_module(model, config, state, folder, prepare), state)
         _fill(whole, state, folder)
+        if folder.has(LEARNER):
+            path = folder.existing(LEARNER)
+            whole = Learned(whole, from_bytes(path.read_bytes(), str(path)), config["n_classes"])
         classes = config.get("classes")
         return LoadedRun(
             model=whole.to(where).eval(),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 FORMAT = "soseleto run 1"
 CONFIG, METRICS, RANKING = "config.json", "metrics.jsonl", "ranking.parquet"
 MODEL = "model.safetensors"
+LEARNER = "learner.skops"  # a scikit-learn classifier in place of the model's last layer, see models/learned.py
 KEPT = "kept.safetensors"  # the model of another training, in place of model.safetensors
 PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
 SOURCE = "source.json"  # where the source was read from, see source.py
@@ -56,7 +57,7 @@ SUSPECTS = "suspects.json"  # estimates from the probes; after an audit the audi
 AUDIT, REVIEW = "audit.json", "review.jsonl"
 PICTURES, REPORT = "pictures.parquet", "report.html"
 FILES = (
-    *(CONFIG, METRICS, RANKING, MODEL, KEPT, PRETRAINED, SOURCE, PROBLEMS, COMPARISON, CALIBRATION, SUSPECTS),
+    *(CONFIG, METRICS, RANKING, MODEL, LEARNER, KEPT, PRETRAINED, SOURCE, PROBLEMS, COMPARISON, CALIBRATION, SUSPECTS),
     *(AUDIT, REVIEW, PICTURES, REPORT),
 )
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
@@ -276,6 +277,11 @@ class RunFolder:
             save(tensors, part, metadata={_NOTES: as_json({_TIED: tied})})
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
+
+    def write_learner(self, content: bytes) -> None:
+        """Write ``learner.skops``."""
+        with replacing(self.path / LEARNER) as part:
+            part.write_bytes(content)
 
     def keep_model(self, rival: RunFolder) -> None:
         """Keep the model of a rival's training; it is the run's model once the comparison names the rival."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-AUDITED, EARLIER_LABELS = "audited", "from earlier labels"
+AUDITED, EARLIER_LABELS, FROM_TRUSTED = "audited", "from earlier labels", "from trusted examples"
 ESTIMATED_MISTAKES, RANDOM_MISTAKES = "assumes estimated mistakes", "assumes random mistakes"
 WIDEST = 0.75  # an interval wider than this says nothing: the number is unknown
 

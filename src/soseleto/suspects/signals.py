@@ -7,9 +7,9 @@ trusted target and once of the source, where a vote counts by the example's lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from soseleto.data import ExampleSet, generator
 from soseleto.data.examples import in_pieces
 from soseleto.data.structure import Inputs, label_margin
+from soseleto.models.learned import last_inputs
 from soseleto.suspects.probes import PlantedProbes
+
+if TYPE_CHECKING:
+    from soseleto.suspects.suspects import Calibrated
 
 NEIGHBOURS = 20
 SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weight
@@ -54,6 +58,16 @@ class Evidence:
         like is a missing one."""
         missing = torch.tensor(self.missing, dtype=torch.int64)
         return ~(torch.isin(self.labels, missing) | torch.isin(self.support.argmax(1), missing))
+
+    @property
+    def predicted(self) -> Tensor:
+        """(n,) the model's label of every source example."""
+        return self.probabilities[: self.n_source].argmax(1)
+
+    def calibrated(self, seed: int) -> Calibrated:
+        from soseleto.suspects.suspects import Calibrated
+
+        return Calibrated.learn(self, seed)
 
     @property
     def can_calibrate(self) -> bool:
@@ -124,27 +138,6 @@ def features_of(inputs: Inputs, outputs: Outputs, seen: list[Tensor]) -> tuple[T
     found = outputs(inputs)
     features = torch.cat(seen) if seen else found
     return (features if len(features) == len(found) else found), found
-
-
-@contextmanager
-def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the inputs of the model's last linear layer; the hook is removed at the end.
-
-    Inputs (B, L, D) are averaged over the positions, so that the width is D at any padded length.
-    """
-    seen: list[Tensor] = []
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-
-    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        inputs = given[0].detach().float()
-        seen.append(inputs.flatten(1, -2).mean(1) if inputs.ndim > 2 else inputs)
-
-    handles = [module.register_forward_pre_hook(keep) for module in linear[-1:]]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,17 @@ from soseleto.suspects.signals import Evidence
 RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
 Array = np.ndarray
+
+
+class Calibration(Protocol):
+    """What makes suspects of any precision; ``n_known`` labels are known to be right or wrong."""
+
+    @property
+    def basis(self) -> str: ...
+    @property
+    def n_known(self) -> int: ...
+    def at(self, threshold: float) -> Suspects: ...
+    def for_precision(self, precision: float) -> Suspects: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +58,7 @@ class Suspects:
     precision: Estimate
     recall: Estimate
     wrong_share: Estimate
-    calibrated: Calibrated
+    calibrated: Calibration
 
     def at(self, threshold: float) -> Suspects:
         """The suspects and estimates at another threshold."""
@@ -95,7 +106,7 @@ class Suspects:
             "count": len(self),
             "n_source": len(self.probability),
             "unknown": self.unknown,
-            "n_probes": len(self.calibrated.evidence.probes),
+            "n_known": self.calibrated.n_known,
             "precision": self.precision.to_dict(self.basis),
             "recall": self.recall.to_dict(self.basis),
             "wrong_share": self.wrong_share.to_dict(self.basis),
@@ -143,6 +154,10 @@ class Calibrated:
         without = np.average(at_probes, axis=1, weights=unseen + 1e-12)  # a probe in every sample: the mean of all
         counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked, probes.share)
         return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
+
+    @property
+    def n_known(self) -> int:
+        return len(self.evidence.probes)
 
     @property
     def basis(self) -> str:

@@ -33,12 +33,13 @@ from soseleto.data.reading import some
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError, counted
+from soseleto.models.learned import last_inputs
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces.last_layer import no_last_layer
 from soseleto.suspects import mistakes, probes
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
-from soseleto.suspects.signals import features_of, last_inputs
+from soseleto.suspects.signals import features_of
 from soseleto.task.losses import NoisyLosses
 from soseleto.training.options import Balanced, Probes, require_size
 

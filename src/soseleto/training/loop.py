@@ -33,7 +33,7 @@ from soseleto.training.data import Data, is_out_of_memory
 from soseleto.training.history import Records, weight_record
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
-from soseleto.training.setup import Options, Setup
+from soseleto.training.setup import Network, Options, Setup
 from soseleto.weights import Weights
 
 
@@ -269,18 +269,7 @@ class Loop:
         return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:
-        first, _ = self.data.source.take(torch.tensor([0]))
-        return {
-            "n_source": len(self._source),
-            "n_target": len(self.data.target) + len(self.data.probes or ()),
-            "input_shape": structure.shape_of(first),
-            "input_dtype": str(first.dtype).removeprefix("torch.") if isinstance(first, Tensor) else None,
-            "parameters": sum(p.numel() for p in self.task.model.parameters()),
-            "model_fingerprint": model_fingerprint(self.task.model),
-            **self.fingerprints,
-            "classes": None if self.data.target.classes is None else list(self.data.target.classes),
-            "prepare": self.setup.network.prepare.describe(),
-        }
+        return {**facts_of(self.data, self._source, self.setup.network), **self.fingerprints}
 
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
         side = self.data.source if error.side == "source" else self.data.target
@@ -293,19 +282,38 @@ class Loop:
         return TrainingError(message)
 
     def _close(self, result: Result, parameters: Mapping[str, Tensor]) -> None:
-        def write(folder: RunFolder) -> None:
-            if result.learned is not None:
-                ranking = result.ranking()
-                folder.write_ranking(ranking)
-                sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
-                save_thumbnails(folder, result.source, also=sample)
-            if result.evidence is not None:
-                folder.write_json(SUSPECTS, result.suspects().to_dict())
-            folder.write_model(parameters)
-
-        self.records.end({"seconds": round(self.records.seconds, 3)}, write)
+        self.records.end(
+            {"seconds": round(self.records.seconds, 3)}, lambda folder: write_result(folder, result, parameters)
+        )
         if self.records.folder is not None:
             self.records.folder.drop_checkpoints()
+
+
+def write_result(folder: RunFolder, result: Result, parameters: Mapping[str, Tensor]) -> None:
+    """The ranking with its thumbnails, the suspects and the model of a finished run."""
+    if result.learned is not None:
+        ranking = result.ranking()
+        folder.write_ranking(ranking)
+        sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
+        save_thumbnails(folder, result.source, also=sample)
+    if result.evidence is not None:
+        folder.write_json(SUSPECTS, result.suspects().to_dict())
+    folder.write_model(parameters)
+
+
+def facts_of(data: Data, source: ExampleSet, network: Network) -> dict[str, Any]:
+    """What ``config.json`` says of the data and the model; source: without probes."""
+    first, _ = data.source.take(torch.tensor([0]))
+    return {
+        "n_source": len(source),
+        "n_target": len(data.target) + len(data.probes or ()),
+        "input_shape": structure.shape_of(first),
+        "input_dtype": str(first.dtype).removeprefix("torch.") if isinstance(first, Tensor) else None,
+        "parameters": sum(p.numel() for p in network.model.parameters()),
+        "model_fingerprint": model_fingerprint(network.model),
+        "classes": None if data.target.classes is None else list(data.target.classes),
+        "prepare": network.prepare.describe(),
+    }
 
 
 def _too_large(task: Task, source: Batch, target: Batch, *, whole: bool) -> OutOfMemory:

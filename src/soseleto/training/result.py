@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,14 +22,21 @@ from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
 from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
 from soseleto.suspects.audit import default_rows
-from soseleto.suspects.signals import Evidence
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
-    from soseleto.suspects.suspects import Calibrated, Suspects
+    from soseleto.suspects.suspects import Calibration, Suspects
 
 MOST_FEATURE_COLUMNS = 16
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
+
+
+class LabelEvidence(Protocol):
+    """What a run knows about the labels of its source, by probes or by beliefs."""
+
+    @property
+    def predicted(self) -> Tensor: ...
+    def calibrated(self, seed: int) -> Calibration: ...
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -51,7 +58,7 @@ class Result(Predictor):
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     settings: Settings | None = None
-    evidence: Evidence | None = None  # where the run had probes
+    evidence: LabelEvidence | None = None  # where the labels were judged
     missing: tuple[int, ...] = ()
     suspect_precision: float = 0.95
 
@@ -89,7 +96,7 @@ class Result(Predictor):
         return self._calibrated.for_precision(self.suspect_precision if precision is None else precision)
 
     @cached_property
-    def _calibrated(self) -> Calibrated:
+    def _calibrated(self) -> Calibration:
         if self.config.get("mode") == "transfer":
             raise UsageError(
                 "in transfer mode weights are about the target and not about wrong labels, so there are no suspects: "
@@ -104,9 +111,7 @@ class Result(Predictor):
             )
         if self.evidence is None:
             raise UsageError("this run had no probes, which suspects need: call fit(..., probes='auto').")
-        from soseleto.suspects.suspects import Calibrated
-
-        return Calibrated.learn(self.evidence, self.config.get("seed", 0))
+        return self.evidence.calibrated(self.config.get("seed", 0))
 
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
@@ -151,7 +156,7 @@ class Result(Predictor):
     def _predicted(self) -> Tensor | None:
         """The trained classifier's label of every source example, (n,)."""
         if self.evidence is not None:
-            return self.evidence.probabilities[: len(self.source)].argmax(1)
+            return self.evidence.predicted
         sample = self.source.sample_labels()
         if sample.is_floating_point() or sample.ndim != 1:
             return None

@@ -1,0 +1,88 @@
+"""A scikit-learn classifier on the features of a network, as one module.
+
+It is kept in a run folder as ``learner.skops``, which holds arrays and names of classes and no code: unlike a pickle it
+cannot run anything when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soseleto.errors import DataError, first_line, need
+
+TINY = 1e-12  # the probability of a class that the learner has not seen
+
+
+@contextmanager
+def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects the inputs of the model's last linear layer; the hook is removed at the end.
+
+    Inputs (B, L, D) are averaged over the positions, so that the width is D at any padded length.
+    """
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        inputs = given[0].detach().float()
+        seen.append(inputs.flatten(1, -2).mean(1) if inputs.ndim > 2 else inputs)
+
+    layer = last_linear(model)
+    handle = None if layer is None else layer.register_forward_pre_hook(keep)
+    try:
+        yield seen
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def last_linear(model: nn.Module) -> nn.Linear | None:
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else None
+
+
+def probabilities_of(learner: Any, features: np.ndarray, classes: int) -> np.ndarray:
+    """(n, classes); a class that the learner was not trained on gets none."""
+    found = np.zeros((len(features), classes))
+    found[:, learner.classes_] = learner.predict_proba(features)
+    return found
+
+
+class Learned(nn.Module):
+    """``network`` up to its last linear layer, and there ``learner``: returns log probabilities (B, classes)."""
+
+    def __init__(self, network: nn.Module, learner: Any, classes: int) -> None:
+        super().__init__()
+        self.network, self.learner, self.classes = network, learner, classes
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        with last_inputs(self.network) as seen:
+            outputs = self.network(*inputs, **named)
+        place = outputs if isinstance(outputs, Tensor) else seen[0]
+        found = probabilities_of(self.learner, torch.cat(seen).cpu().numpy(), self.classes)
+        return torch.from_numpy(found).clamp_min(TINY).log().float().to(place.device)
+
+
+def to_bytes(learner: Any) -> bytes:
+    skops = need("skops.io", to="storing a scikit-learn classifier")
+    try:
+        content: bytes = skops.dumps(learner)
+    except Exception as error:  # what a class of the user's may raise is not known
+        raise DataError(
+            f"the learner {type(learner).__name__} cannot be stored ({first_line(error)}): give one of scikit-learn's "
+            "own classes, or leave out=... away."
+        ) from error
+    return content
+
+
+def from_bytes(content: bytes, name: str) -> Any:
+    """Only classes of scikit-learn are built; a file that names any other is refused."""
+    skops = need("skops.io", to="reading a scikit-learn classifier")
+    unknown = skops.get_untrusted_types(data=content)
+    if foreign := [kind for kind in unknown if not kind.startswith("sklearn.")]:
+        raise DataError(f"{name} names {foreign[0]}, which is not of scikit-learn: it is not read.")
+    return skops.loads(content, trusted=unknown)
