@@ -92,19 +92,82 @@ DATA, TRAINING, COMPARISON, SUSPECTS, RUN = (
 )
 
 
+Source = Annotated[Path, DATA(help="The large, doubtful data set.")]
+Target = Annotated[Path, DATA(help="The small, trusted data set.")]
+RunOut = Annotated[Path, RUN(help="The run folder to write.")]
+LabelColumn = Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")]
+TextColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")]
+DropColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")]
+ImageSize = Annotated[int | None, DATA(help="Resize images to this many pixels a side.")]
+SkipBad = Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")]
+Config = Annotated[
+    Path | None,
+    RUN(
+        metavar="FILE.toml",
+        help="These and all other settings, by their names in Python; the line wins.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
+
+@app.command(short_help="A first answer in seconds.")
+def scan(
+    context: typer.Context,
+    source: Source,
+    target: Target,
+    out: RunOut,
+    label_column: LabelColumn = None,
+    text_column: TextColumn = None,
+    drop_column: DropColumn = None,
+    image_size: ImageSize = None,
+    skip_bad: SkipBad = False,
+    model: Annotated[
+        str,
+        TRAINING(
+            metavar="NAME",
+            help="A pretrained network whose features are used: timm:NAME or hf:FOLDER_OR_ID. [default: the inputs "
+            "themselves]",
+        ),
+    ] = "linear",
+    learner: Annotated[
+        str, TRAINING(metavar="logistic|boosting", help="What is trained on the features.")
+    ] = "logistic",
+    suspect_precision: Annotated[
+        float | None,
+        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]"),
+    ] = None,
+    seed: Annotated[int, TRAINING(help=SEED)] = 0,
+    device: Annotated[str, TRAINING(help=DEVICE)] = "auto",
+    config: Config = None,
+) -> None:
+    """Judge the labels of the source without training a network: a model, a
+    ranking, suspects and a report in seconds.
+
+    The data sets are as for `soseleto fit`. Classifiers that have not seen an
+    example judge its label; how right labels look is known from the target.
+    `rank`, `review`, `audit`, `predict` and `export` work as after `fit`.
+    """
+    import soseleto.cli.scan as command
+    from soseleto.cli.options import FitOptions
+
+    line = {name: value for name, value in context.params.items() if name not in ("config", "learner")}
+    command.scan(FitOptions(**line, config=context.obj or {}), learner, typer.echo)
+
+
 @app.command(short_help="Train on your own data.")
 def fit(
     context: typer.Context,
-    source: Annotated[Path, DATA(help="The large, doubtful data set.")],
-    target: Annotated[Path, DATA(help="The small, trusted data set.")],
-    out: Annotated[Path, RUN(help="The run folder to write.")],
+    source: Source,
+    target: Target,
+    out: RunOut,
     test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None,
     unlabelled: Annotated[Path | None, DATA(help="Further inputs without labels, for --method strong.")] = None,
-    label_column: Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")] = None,
-    text_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")] = None,
-    drop_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")] = None,
-    image_size: Annotated[int | None, DATA(help="Resize images to this many pixels a side.")] = None,
-    skip_bad: Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")] = False,
+    label_column: LabelColumn = None,
+    text_column: TextColumn = None,
+    drop_column: DropColumn = None,
+    image_size: ImageSize = None,
+    skip_bad: SkipBad = False,
     mode: Annotated[
         str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")
     ] = "noisy",
@@ -167,15 +230,7 @@ def fit(
             help="The target's labels before they were checked: a column of its table, or a table.",
         ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        RUN(
-            metavar="FILE.toml",
-            help="These and all other settings, by their names in Python; the line wins.",
-            is_eager=True,
-            callback=_read_config,
-        ),
-    ] = None,
+    config: Config = None,
 ) -> None:
     """Train on your own data; write a model, a ranking and a report.
 

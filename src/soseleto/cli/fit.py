@@ -54,12 +54,12 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)
     if compared and reducer.first(lambda: _has_ended(folder)):
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
-    pair, sha256 = first_reads(reducer, lambda: _read(options, reducer))
+    pair, sha256 = first_reads(reducer, lambda: read(options, reducer))
     if not compared:
-        _train(options, _Training(options, pair, reducer), echo)
+        _train(options, Training(options, pair, reducer), echo)
     if reducer.rank != 0:
         return
-    _describe_data(folder, options, pair, sha256)
+    describe_data(folder, options, pair, sha256)
     page = write_report(options.out)
     shutil.rmtree(options.out / PARTS, ignore_errors=True)
     folder.tidy()
@@ -73,7 +73,7 @@ def _has_ended(folder: RunFolder) -> bool:
     return listed and folder.has(REPORT) and not (folder.path / PARTS).exists()
 
 
-def _read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
+def read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
     """The data, and the sha256 of the source's file."""
     pair = read_pair(
         options.source,
@@ -87,7 +87,7 @@ def _read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
     return pair, digest(options.source) if reducer.rank == 0 else None
 
 
-def _train(options: FitOptions, training: _Training, echo: Callable[[str], None]) -> None:
+def _train(options: FitOptions, training: Training, echo: Callable[[str], None]) -> None:
     pair = training.pair
     for line in [*map(str, pair.problems), *training.plan()]:
         echo(line)
@@ -118,7 +118,7 @@ def _train(options: FitOptions, training: _Training, echo: Callable[[str], None]
         )
 
 
-def _describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
+def describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
     """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
     remember_source(folder, options.source, pair, sha256, options.reading())
     if isinstance(pair.preparation, TextPreparation) and options.model is not None:
@@ -130,7 +130,7 @@ def _describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: s
 
 
 @dataclass(frozen=True)
-class _Training:
+class Training:
     """What the options and the data come to."""
 
     options: FitOptions

@@ -1,0 +1,159 @@
+"""The first answer: beliefs in labels on frozen features, the same run as ``fit`` leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+from typer.testing import CliRunner
+
+import soseleto
+from soseleto.beliefs.cross_fit import cross_fit
+from soseleto.cli.commands import app
+from soseleto.errors import DataError, UsageError
+from soseleto.models.learned import from_bytes, to_bytes
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Source with every fifth label wrong, target, test; and which labels are wrong."""
+    x, y = load_digits(return_X_y=True)
+    draw = np.random.default_rng(3)
+    order = draw.permutation(len(x))
+    target, source, test = order[:150], order[150:1150], order[1150:]
+    labels, wrong = y[source].copy(), draw.random(1000) < 0.2
+    labels[wrong] = (labels[wrong] + draw.integers(1, 10, wrong.sum())) % 10
+    x = x.astype(np.float32)
+    return (x[source], labels), (x[target], y[target]), (x[test], y[test]), wrong
+
+
+@pytest.fixture(scope="module")
+def scanned(digits, tmp_path_factory):
+    source, target, _, _ = digits
+    out = tmp_path_factory.mktemp("scan") / "run"
+    return soseleto.scan(source, target, out=out)
+
+
+def test_it_finds_wrong_labels_and_makes_a_model_better_than_training_on_all(scanned, digits):
+    source, target, test, wrong = digits
+    assert roc_auc_score(wrong, -scanned.scores.numpy()) > 0.97
+    plain = LogisticRegression(max_iter=500).fit(
+        np.concatenate([source[0], target[0]]), np.concatenate([source[1], target[1]])
+    )
+    assert scanned.evaluate(test)["accuracy"] > 100 * plain.score(*test) + 2
+
+
+def test_suspects_hold_the_precision_that_was_asked_for(scanned, digits):
+    wrong = digits[3]
+    suspects = scanned.suspects()
+    found = suspects.is_suspect.numpy()
+    assert 50 < found.sum() <= 300
+    assert wrong[found].mean() > 0.85
+    assert suspects.precision.low < wrong[found].mean() < suspects.precision.high
+    assert suspects.wrong_share.low < wrong.mean() < suspects.wrong_share.high
+    fewer = scanned.suspects(0.99)
+    assert len(fewer) <= len(suspects)
+    assert len(suspects.at(suspects.threshold)) == len(suspects)
+
+
+def test_every_command_reads_its_run_folder(scanned, digits, tmp_path):
+    test = digits[2]
+    loaded = soseleto.load(scanned.out)
+    assert torch.equal(loaded.predict(test[0]), scanned.predict(test[0]))
+    np.savez(tmp_path / "new.npz", x=test[0][:5])
+    for line in (
+        ["rank", scanned.out, "--suspects"],
+        ["report", scanned.out],
+        ["predict", scanned.out, tmp_path / "new.npz"],
+    ):
+        done = CliRunner().invoke(app, list(map(str, line)))
+        assert done.exit_code == 0, done.output
+    assert "SOSELETO" in (scanned.out / "report.html").read_text("utf-8")
+
+
+def test_the_solution_of_two_classes_stands_in_the_last_layer():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    found = soseleto.scan((x[:200], y[:200]), (x[200:], y[200:]))
+    beliefs = cross_fit(x[:200], y[:200], x[200:], y[200:], classes=2)
+    assert np.allclose(found.predict_proba(x).numpy(), beliefs.model.predict_proba(x), atol=1e-5)
+
+
+def test_a_network_of_the_users_gives_features_and_stays_as_it_is(digits):
+    source, target, test, _ = digits
+    network = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    found = soseleto.scan(source, target, model=network)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert torch.equal(found.model[0].weight, before["0.weight"])
+    assert not torch.equal(found.model[2].weight, before["2.weight"])
+    assert found.evaluate(test)["accuracy"] > 85
+
+
+def test_any_classifier_of_scikit_learn_is_kept_without_a_pickle(digits, tmp_path):
+    source, target, test, _ = digits
+    found = soseleto.scan(source, target, RandomForestClassifier(30, random_state=0), out=tmp_path / "run")
+    loaded = soseleto.load(tmp_path / "run")
+    assert torch.equal(loaded.predict(test[0]), found.predict(test[0]))
+    assert found.evaluate(test)["accuracy"] > 90
+
+
+def test_a_file_that_names_other_code_is_not_read():
+    class Own(LogisticRegression):
+        pass
+
+    with pytest.raises(DataError, match="not of scikit-learn"):
+        from_bytes(to_bytes(Own()), "learner.skops")
+
+
+def test_labels_of_a_class_without_target_examples_are_unknown(digits):
+    (x, labels), (known, truth), _, _ = digits
+    keep = truth != 7
+    found = soseleto.scan((x, labels), (known[keep], truth[keep]))
+    suspects = found.suspects()
+    assert suspects.probability[torch.from_numpy(labels == 7)].isnan().all()
+    assert not suspects.probability[torch.from_numpy(labels != 7)].isnan().any()
+    assert not (suspects.is_suspect & torch.from_numpy(labels == 7)).any()
+
+
+def test_the_same_seed_gives_the_same_answer(scanned, digits):
+    again = soseleto.scan(digits[0], digits[1])
+    assert torch.equal(again.scores, scanned.scores)
+    assert torch.equal(again.weights, scanned.weights)
+
+
+def test_what_it_refuses(digits):
+    source, target, _, _ = digits
+    with pytest.raises(UsageError, match="takes no sample weights"):
+        soseleto.scan(source, target, KNeighborsClassifier())
+    with pytest.raises(UsageError, match="no linear layer"):
+        soseleto.scan(source, target, model=nn.Sequential(nn.Conv1d(1, 10, 64), nn.Flatten()))
+    with pytest.raises(UsageError, match="not class indices"):
+        soseleto.scan((source[0], source[1].astype(np.float32)), (target[0], target[1].astype(np.float32)))
+
+
+def test_the_command(digits, tmp_path):
+    (x, labels), (known, truth), _, wrong = digits
+    for name, inputs, its in (("source", x, labels), ("target", known, truth)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*(f"pixel{at}" for at in range(64)), "label"])
+            writer.writerows([*row.tolist(), f"digit {label}"] for row, label in zip(inputs, its, strict=True))
+    line = ["scan", "--source", tmp_path / "source.csv", "--target", tmp_path / "target.csv", "--out", tmp_path / "run"]
+    done = CliRunner().invoke(app, list(map(str, line)))
+    assert done.exit_code == 0, done.output
+    assert "suspects: precision" in done.output
+    again = CliRunner().invoke(app, list(map(str, line)))
+    assert "holds a run already" in str(again.exception)
+    listed = CliRunner().invoke(app, ["rank", str(tmp_path / "run"), "--suspects"])
+    rows = list(csv.DictReader(listed.output.splitlines()))
+    assert np.mean([wrong[int(row["id"])] for row in rows if row["id"].isdigit()]) > 0.8
