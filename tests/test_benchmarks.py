@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import json
@@ -125,22 +124,6 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fine_tuning.shortfalls([good]) == []
     bad = [{**good, "times": 1.31}, {**good, "memory": 1.16}, {**good, "engine": "forward"}]
     assert [line.partition(":")[2].split()[0] for line in fine_tuning.shortfalls(bad)] == ["1.31x", "1.16x", "the"]
-
-
-def test_models_reports_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = importlib.import_module("models")
-    cpu = torch.device("cpu")
-    small = models.Line("MLP", lambda: torch.nn.Linear(4, 10), 6, 2, lambda n: torch.randn(n, 4), precision=None)
-    row = models.guarded(small, "auto", cpu)
-    assert row["engine"] == "layerwise"
-    assert row["times"] > 0
-    assert 0 < row["memory"] < 5
-    normed = dataclasses.replace(
-        small, make=lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 10))
-    )
-    declined = models.guarded(normed, "layerwise", cpu)
-    assert "BatchNorm in training mode" in declined["remark"]
-    assert len(models.shortfalls([row | {"at most": 0.1}, declined])) == 2
 
 
 def test_suspect_intervals(tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import GridSearchCV
-from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import soseleto
-from soseleto import Inputs, SoseletoClassifier
-from soseleto.methods import Strong
+from soseleto import SoseletoClassifier
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -77,18 +74,6 @@ def test_it_is_searched_cloned_and_pickled(flipped: tuple[Arrays, Arrays, Arrays
     back = pickle.loads(pickle.dumps(best))
     assert (back.predict_proba(test[0]) == best.predict_proba(test[0])).all()
     assert (back.source_weights_ == best.source_weights_).all()
-
-
-def test_the_target_is_routed_through_a_search_where_asked_for(
-    flipped: tuple[Arrays, Arrays, Arrays, np.ndarray],
-) -> None:
-    (X, y), target, _, _ = flipped
-    with sklearn.config_context(enable_metadata_routing=True):
-        asked = quick().set_fit_request(X_target=True, y_target=True)
-        search = GridSearchCV(asked, {"lr": [0.1]}, cv=2).fit(X, y, X_target=target[0], y_target=target[1])
-    with_target = quick(lr=0.1).fit(X, y, X_target=target[0], y_target=target[1])
-    assert (search.best_estimator_.source_weights_ == with_target.source_weights_).all()
-    assert (with_target.source_weights_ != quick(lr=0.1).fit(X, y).source_weights_).any()
 
 
 def test_arrays_frames_and_tensors_give_the_same(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
@@ -163,53 +148,3 @@ def test_suspects_of_an_estimator(flipped: tuple[Arrays, Arrays, Arrays, np.ndar
         quick().fit(X, y, X_target=target[0], y_target=target[1]).suspects()
     with pytest.raises(soseleto.UsageError, match="give fit X_target and y_target"):
         quick(probes="auto").fit(X, y)
-
-
-# The strong recipe
-
-STRONG_INPUTS = {
-    "rows": np.random.RandomState(0).rand(56, 4).astype(np.float32),
-    "images": np.random.RandomState(0).randint(0, 256, (56, 1, 8, 8), dtype=np.uint8),
-}
-
-
-def sides(kind: str) -> tuple[Arrays, Arrays]:
-    """16 source and 40 target examples: a target batch is 32 of them by the plain recipe, all by the strong one."""
-    X, y = STRONG_INPUTS[kind], np.arange(56) % 3
-    return (X[:16], y[:16]), (X[16:], y[16:])
-
-
-def by_fit(kind: str, mode: Any = "noisy", **settings: Any) -> soseleto.Result:
-    """``soseleto.fit`` by the strong recipe, with the seed, the model and the standardisation of ``strong``."""
-    source, target = (tuple(map(torch.from_numpy, side)) for side in sides(kind))
-    seed = int(check_random_state(0).randint(2**31 - 1))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Linear()(classes=3, shape=source[0].shape[1:])
-    options = {"method": Strong(), "inputs": Inputs(standardize=True), "seed": seed, "device": "cpu", **settings}
-    return soseleto.fit(model, source, target, mode, **options)
-
-
-def strong(**settings: Any) -> SoseletoClassifier:
-    return SoseletoClassifier(Linear(), method=Strong(), random_state=0, device="cpu", **settings)
-
-
-def assert_same(made: SoseletoClassifier, expected: soseleto.Result) -> None:
-    assert len(made.history_) == len(expected.history)
-    assert (made.source_weights_ == expected.weights.numpy()).all()
-    assert (made.source_scores_ == expected.scores.numpy()).all()
-    for mine, theirs in zip(made.model_.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize(("kind", "epochs"), [("rows", 30), ("images", 4)])
-def test_the_strong_recipe_chooses_what_was_not_given(kind: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soseleto.defaults.STRONG_EPOCHS", 4)  # of images; 100 take long
-    source, target = sides(kind)
-    made = strong().fit(*source, X_target=target[0], y_target=target[1])
-    assert len(made.history_) == epochs
-    assert_same(made, by_fit(kind))
-    plain = SoseletoClassifier(Linear(), epochs=epochs, random_state=0, device="cpu").fit(
-        *source, X_target=target[0], y_target=target[1]
-    )
-    assert (plain.source_weights_ != made.source_weights_).any()

@@ -36,18 +36,11 @@ def people(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     return frame, labels
 
 
-@pytest.mark.parametrize("kind", ["scaler", "columns"])
-def test_in_a_pipeline_the_target_goes_through_the_same_steps(kind: str) -> None:
+def test_in_a_pipeline_the_target_goes_through_the_same_steps() -> None:
     X, y = people(90, 0)
     X_target, y_target = people(30, 1)
-    if kind == "scaler":
-        X, X_target = (part[["size"]].fillna(0.0).to_numpy() for part in (X, X_target))
-        step: Any = StandardScaler()
-    else:
-        X, X_target = X.fillna(0.0), X_target.fillna(0.0)
-        step = ColumnTransformer(
-            [("n", StandardScaler(), ["size"]), ("w", OneHotEncoder(sparse_output=False), ["town"])]
-        )
+    X, X_target = X.fillna(0.0), X_target.fillna(0.0)
+    step = ColumnTransformer([("n", StandardScaler(), ["size"]), ("w", OneHotEncoder(sparse_output=False), ["town"])])
     with sklearn.config_context(enable_metadata_routing=True):
         last = quick().set_fit_request(X_target=True, y_target=True)
         pipe = Pipeline([("step", step), ("last", last)], transform_input=["X_target"])
@@ -84,24 +77,6 @@ def test_frames_keep_names_and_kinds() -> None:
     )
     new = pd.DataFrame({"size": [None, 4.0], "town": ["Rome", None]})
     assert np.isfinite(made.predict_proba(new)).all()
-
-    class Polars:
-        """What the estimator uses of a polars frame."""
-
-        def __init__(self, frame: pd.DataFrame) -> None:
-            self.frame, self.columns, self.shape = frame, list(frame.columns), frame.shape
-
-        def __len__(self) -> int:
-            return len(self.frame)
-
-        def to_numpy(self) -> np.ndarray:
-            return self.frame.to_numpy()
-
-        def to_arrow(self) -> pa.Table:
-            return pa.Table.from_pandas(self.frame, preserve_index=False)
-
-    by_polars = quick().fit(Polars(X), y, X_target=Polars(X_target), y_target=y_target)
-    assert np.array_equal(by_polars.source_weights_, made.source_weights_)
 
 
 def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:

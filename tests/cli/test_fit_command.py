@@ -10,7 +10,6 @@ import torch
 
 import soseleto
 from soseleto.comparison import compare as comparison
-from soseleto.comparison.compare import Comparing
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
@@ -64,43 +63,6 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert again == (2, "", f"soseleto: {out} holds a run already: give --out another folder, or delete that one.\n")
 
 
-OTHER_SETTINGS = [
-    (["--epochs", "2"], "epochs was 1 and is 2"),
-    (["--probes", "0.2"], 'probes.share was "auto" and is 0.2'),
-    (["--seed", "1"], "seed was 0 and is 1"),
-    (["--mode", "transfer"], 'mode was "noisy" and is "transfer"'),
-    (["--no-baselines"], "baselines was true and is false"),
-    (["--model", "FOLDER/mine.py:make"], "the model changed"),
-    (["--target", "FOLDER/other.csv"], "the data changed"),
-    (["--test", "FOLDER/other.csv"], "the data changed"),
-    (["--config", "FOLDER/fit.toml"], "settings.weight_step was null and is 0.2"),
-]
-
-
-def test_an_interrupted_comparison_continues_with_the_same_settings_only(
-    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The main training has ended, the comparison has not."""
-    out = tmp_path / "run"
-    words = ["fit", *data, "--out", out, "--folds", 0, "--epochs", 1]
-    write_table(tmp_path / "other.csv", 60, 3)
-    make = "from torch import nn\ndef make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
-    (tmp_path / "mine.py").write_text(make)
-    (tmp_path / "fit.toml").write_text("[method]\nweight_step = 0.2\n")
-    with monkeypatch.context() as patched:
-        patched.setattr(Comparing, "_conclude", interrupted)
-        assert type_(*words)[0] == 130
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    for more, difference in OTHER_SETTINGS:
-        code, _, err = type_(*words, *(word.replace("FOLDER", str(tmp_path)) for word in more))
-        assert code == 2, (more, err)
-        assert f"{out} holds a training with other settings, since " in err
-        assert difference in err
-        assert (err.count("\n"), err[-2:]) == (1, ".\n")
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert type_(*words)[0] == 0
-
-
 def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_trained_on(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,10 +78,6 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
     code, _, err = type_("review", out, "--export", tmp_path / "clean.csv", "--suspects", "drop")
     assert code == 1
     assert "has changed since the training: restore it, or train again" in err
-
-
-def interrupted(self: Comparing, kept: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

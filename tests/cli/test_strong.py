@@ -42,13 +42,3 @@ def test_it_says_its_method_and_writes_a_run(type_: Type, data: list[object], tm
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "The probability that a source example’s label is right" in page
     assert "lignment" not in page
-
-
-def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_path: Path) -> None:
-    code, said, err = type_("fit", *data, "--epochs", 1, "--folds", 0, "--no-baselines")
-    assert code == 0, err
-    assert "method plain; --method strong takes longer" in said
-    config = RunFolder.open(tmp_path / "run").config()
-    assert (config["method"], config["lr"], config["weight_decay"]) == ("soseleto", 0.03, 0.0)
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
-    assert "The probability that a source example’s label is right" not in page

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli.main import app
-from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
@@ -78,17 +77,6 @@ def test_the_plan_says_what_is_read(desk: Path) -> None:
     assert "  stars   left out        0  the model reads the text alone" in printed
     assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts are cut" in printed
     assert f"model hf:{desk / 'tiny'} with " in printed
-
-
-def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
-    printed = command(*fit_words(desk, "strong", "--method", "strong"))
-    assert "a teacher judges every label" in printed
-    config = RunFolder.open(desk / "strong").config()
-    chosen = {"name": "Strong", "mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
-    assert {name: config["settings"][name] for name in chosen} == chosen
-    assert config["augment_source"] == repr(TokenViews())
-    assert config["optimizer"].startswith("adamw")
-    assert soseleto.load(desk / "strong").outputs(["the film was good"]).shape == (1, 2)
 
 
 def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> None:

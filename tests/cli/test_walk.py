@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 import soseleto
-from browser import Browser, needs_browser
-from reviewing import open_review, press, serving
+from reviewing import serving
 from soseleto.cli.main import main
 from soseleto.data import Examples
 from soseleto.run_folder.folder import RunFolder
@@ -151,24 +150,6 @@ def predicted_accuracy(out: Path, folder: Path) -> float:
 def reviewed(walk: Walk, tmp_path: Path) -> Path:
     """A copy of the run folder, since decisions are kept in it."""
     return Path(shutil.copytree(walk.out, tmp_path / "run"))
-
-
-@needs_browser
-def test_review_in_the_browser(walk: Walk, reviewed: Path, browser: Browser) -> None:
-    with serving(RunFolder.open(reviewed)) as server:  # what `soseleto review RUN` opens
-        open_review(browser, server)
-        assert browser.text("#which") == f"Suspect 1 of {len(walk.suspects())}"
-        first, second = (server.review.queue.ids[row] for row in server.review.queue.rows[:2])
-        suggested = browser.text("#suggested")
-        press(browser, "s")
-        press(browser, "d")
-        assert browser.errors() == []
-    corrected = walk.photos / "two_decisions.csv"
-    assert "1 relabelled" in run("review", reviewed, "--export", corrected)
-    labels = labels_by_id(corrected, walk)
-    assert len(labels) == N_SOURCE - 1
-    assert second not in labels
-    assert labels[first] == suggested
 
 
 def labels_by_id(manifest: Path, walk: Walk) -> dict[str, str]:

@@ -105,18 +105,6 @@ def test_a_baseline_is_kept_only_if_it_is_better_beyond_chance() -> None:
     assert comparison.winner([ours, right("target_only", 40), right("mixed", 20)]) == "soseleto"
 
 
-def test_the_source_does_harm_where_it_is_better_left_out() -> None:
-    places = list(range(60))
-    alone, ours = judged("target_only", [1] * 50 + [0] * 10, places), judged("soseleto", [1] * 60, places)
-
-    def mixed(right: int) -> comparison.Judged:
-        return judged("mixed", [0] * (60 - right) + [1] * right, places)
-
-    assert comparison.source_harms([ours, alone, mixed(20)])
-    assert not comparison.source_harms([ours, alone, mixed(49)])  # within chance
-    assert not comparison.source_harms([ours, alone])  # as with classes of its own
-
-
 def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(20_000, 5, generator=draw)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import soseleto
 from soseleto import Compute, Heads, Probes, UsageError
 from soseleto.comparison import compare as module
+from soseleto.defaults import DefaultMethod
 from soseleto.errors import TrainingError
 from soseleto.run_folder.folder import RunFolder
 
@@ -98,8 +99,9 @@ def test_trainings_that_have_ended_are_not_repeated(
     with monkeypatch.context() as patched:
         patched.setattr(module, "fit", dies_in_the_fourth)
         with pytest.raises(KeyboardInterrupt):
-            compare(out=out, keep="soseleto")
+            compare(out=out, keep="soseleto", method=DefaultMethod())
     assert trained == [str(out), f"{out}/parts/fold-1/soseleto", f"{out}/parts/fold-2/soseleto"]
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for changes, message in (
         ({"epochs": 3}, "epochs was 1 and is 3"),
         ({"lr": 0.2}, "lr was 0.1 and is 0.2"),
@@ -108,11 +110,15 @@ def test_trainings_that_have_ended_are_not_repeated(
         ({"compute": Compute(dtype=torch.bfloat16)}, "dtype"),
         ({"target": points(60, 2)}, "the data changed"),
         ({"model": nn.Linear(2, 2)}, "the model changed"),
+        ({"mode": "transfer"}, 'mode was "noisy" and is "transfer"'),
+        ({"baselines": False}, "baselines was true and is false"),
+        ({"method": DefaultMethod(weight_step=0.2)}, "settings.weight_step was null and is 0.2"),
     ):
         with pytest.raises(UsageError, match=f"holds a training with other settings, since .*{message}"):
-            compare(**{"out": out, "keep": "soseleto", **changes})
+            compare(**{"out": out, "keep": "soseleto", "method": DefaultMethod(), **changes})
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     del trained[:]
-    resumed = compare(out=out, keep="soseleto")
+    resumed = compare(out=out, keep="soseleto", method=DefaultMethod())
     assert trained[0] == f"{out}/parts/ordinary"
     assert len(trained) == 1 + 2 + 2 + 1
     assert not isinstance(resumed.result, soseleto.Result)  # its training ended in the first process

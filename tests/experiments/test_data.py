@@ -18,7 +18,7 @@ from scipy import io
 from experiments import data
 from experiments.data import COUNTS, HUMAN, LABEL_SETS, load
 from soseleto.data import Preprocess
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError
 
 # Shape, and MD5 sums of the first and the last image.
 ENDS = {
@@ -110,18 +110,6 @@ def test_no_code_in_a_file_of_labels_runs(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError):
         data.human_labels(tmp_path)
     assert not (tmp_path / "was here").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("cifar-10",), "did you mean 'cifar10'"),
-        (("mnist", "trian"), "did you mean 'train'"),
-    ],
-)
-def test_unknown_names(arguments: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        load(*arguments)
 
 
 def test_missing_files_are_fetched_verified_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

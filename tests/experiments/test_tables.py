@@ -226,20 +226,6 @@ def test_every_line_of_table1_has_the_same_data(noise: float | str) -> None:
     assert torch.equal(right.labels, first.truth)
 
 
-@pytest.mark.parametrize("noise", cifar10_deep.NOISE)
-def test_data_of_the_deep_network(noise: float | str) -> None:
-    config = cifar10_deep.configuration("strong", noise=noise, n_trusted=40, select=True, n_heldout=60)
-    sides = cifar10_deep.data(config)
-    check_sides(sides, 500, 40, 60)
-    assert sides.truth is not None
-    if noise == "asymmetric":
-        for c in range(10):
-            given, wrong = sides.source.labels[sides.truth == c], dict(cifar10_deep.PAIRS).get(c)
-            right = len(given) if wrong is None else round(0.6 * len(given))
-            assert int((given == c).sum()) == right
-            assert wrong is None or int((given == wrong).sum()) == len(given) - right
-
-
 @pytest.mark.parametrize(("noise", "wrong"), [(0.5, 0.45), ("asymmetric", 0.4)])
 def test_data_in_the_protocol_of_mlc(noise: float | str, wrong: float) -> None:
     config = cifar10_deep.configuration("strong", noise=noise, n_trusted=100, mlc=True)
@@ -326,23 +312,6 @@ def test_choosing_leaves_the_test_set_alone() -> None:
     assert 0 <= row["heldout_accuracy"] <= 100
     with pytest.raises(UsageError, match="n_heldout=1000"):
         table1.configuration("mixed", select=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "changes"),
-    [
-        ("table1", "soselto", {}),
-        ("table1", "soseleto", {"noise": 40}),
-        ("table1", "soseleto", {"schedule": "steps"}),
-        ("table2", "soseleto", {"source": "0-5"}),
-        ("cifar10_deep", "strong", {"noise": "human"}),
-        ("noisy_text", "logistic_mixed", {"encoder": "trained"}),
-        ("pretrained_images", "mixed", {"batch_norm": "frozen"}),
-    ],
-)
-def test_what_cannot_be_raises(name: str, line: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        table(name).configuration(line, **changes)
 
 
 def test_cells_and_changes_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

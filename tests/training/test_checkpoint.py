@@ -6,8 +6,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -341,32 +340,6 @@ def test_without_a_folder_control_c_is_what_it_was() -> None:
 
 
 # Disks and clocks
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 kB; skipped where it cannot be mounted."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
-    small_disk: Path, uninterrupted: Any
-) -> None:
-    run = small_disk / "run"
-    cut_short(run, 7)
-    free = os.statvfs(small_disk)
-    (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
-    with pytest.raises(DiskError, match=r"cannot be written \(.*No space left.*\): fix that"):
-        fit(run)
-    assert steps_saved(run) == [5]
-    (small_disk / "filler").unlink()
-    require_equal(uninterrupted, fit(run, checkpoints=Checkpoints(steps=20)))
 
 
 def test_a_write_that_fails_keeps_the_last_checkpoint(

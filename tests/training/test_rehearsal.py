@@ -63,23 +63,14 @@ class Extra(nn.Sequential):
         pass
 
 
-def with_sparse_buffer() -> nn.Module:
-    """model.safetensors holds dense tensors only."""
-    model = flat()
-    model.register_buffer("adjacency", torch.eye(3).to_sparse())
-    return model
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an object without logits": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
-    "a tuple": (lambda: Returns(lambda o: (o, o)), r"the model returns a tuple, and prediction needs a tensor"),
     "eval fails": (
         lambda: Returns(fails, only_evaluation=True),
         r"ValueError: no evaluation",
     ),
     "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 6 examples"),
     "extra state": (lambda: Extra(nn.Flatten(), nn.Linear(36, 2)), "the model's state '_extra_state' is not a tensor"),
-    "sparse": (with_sparse_buffer, r"saving fails with this model, tried before the training .*(sparse|Sparse)"),
 }
 
 
