@@ -224,7 +224,7 @@ class Selection:
         average_running_statistics(state.task.model, self._sharing.reducer)
         return numbers
 
-    def _backward(self, source: Batch, target: Batch) -> dict[str, Tensor]:
+    def _backward(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step without that of the optimizer; the gradients are among the numbers."""
         found = self._method.evaluate(self._state, source, target)
         if self._method.weight_step is not None:

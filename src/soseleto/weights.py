@@ -53,10 +53,6 @@ class Weights:
         """How often each example was seen, int32 (counted in float32, which is exact up to 16 million)."""
         return self._visits.to(torch.int32)
 
-    def take(self, index: Tensor) -> Tensor:
-        """The weights of these examples, (B,)."""
-        return self.rows(index)[0]
-
     def step(self, index: Tensor, change: Tensor, alignment: Tensor, rows: Tensor | None = None) -> Tensor:
         """α ← CLIP(α + change) for these examples, and the alignment enters their scores. Returns the new α, (B,).
 

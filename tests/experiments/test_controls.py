@@ -69,8 +69,8 @@ def test_shuffled_weights_weigh_other_examples() -> None:
     moved = torch.arange(10)
     weights.step(moved, torch.full((10,), -0.5), torch.zeros(10), weights.rows(moved))  # as the algorithm calls it
     assert weights.values[:10].eq(0.5).all()
-    assert not torch.equal(weights.take(torch.arange(50)), weights.values)
-    assert torch.equal(weights.take(torch.arange(50)).sort().values, weights.values.sort().values)
+    assert not torch.equal(weights.rows(torch.arange(50))[0], weights.values)
+    assert torch.equal(weights.rows(torch.arange(50))[0].sort().values, weights.values.sort().values)
 
 
 def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
@@ -83,7 +83,7 @@ def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
         nn.init.zeros_(model.bias)
         state = method.init(task_of(model, 50))
         state.weights.values[:25] = 0.0
-        weighs = state.weights.take(torch.arange(50))
+        weighs = state.weights.rows(torch.arange(50))[0]
         method.step(state, Batch(torch.arange(50), inputs, labels), Batch(torch.arange(4), inputs[:4], labels[:4]))
         moved[method.name] = model.weight.detach().clone()
         zeros = torch.zeros(3, 4, requires_grad=True)

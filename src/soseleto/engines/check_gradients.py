@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from soseleto.engines.auto import FASTEST_FIRST, make_engine
 from soseleto.engines.autograd import gradient
-from soseleto.engines.interface import Engine, PerExampleLoss, SourceStep, as_loss_vector, trainable
+from soseleto.engines.interface import PerExampleLoss, SourceStep, as_loss_vector, trainable
 from soseleto.engines.model_state import unchanged
 from soseleto.errors import EngineError
 
@@ -55,53 +55,35 @@ def check_gradients(
         reference = make_engine("loop")(model, per_example_loss, batch, direction)[1].double()
     c = torch.full_like(reference, 1.0 / len(reference))
     step = SourceStep(model, per_example_loss, batch, direction, c)
-    ordinary = _measure(step, lambda: _ordinary(step), repeats)
-    return [_report(name, step, reference, ordinary, repeats) for name in engines]
+
+    def ordinary() -> Tensor:
+        losses = per_example_loss(model, batch)
+        gradient(losses.mean(), trainable(model))
+        return losses
+
+    _, seconds = _measure(model, ordinary, repeats)
+    return [_report(name, step, reference, seconds, repeats) for name in engines]
 
 
-def _ordinary(step: SourceStep) -> Tensor:
-    losses = step.loss(step.model, step.batch)
-    gradient(losses.mean(), trainable(step.model))
-    return losses
-
-
-@dataclass(frozen=True)
-class _Measured:
-    result: Tensor
-    seconds: float
-
-
-def _report(name: str, step: SourceStep, reference: Tensor, ordinary: _Measured, repeats: int) -> EngineReport:
+def _report(name: str, step: SourceStep, reference: Tensor, ordinary: float, repeats: int) -> EngineReport:
     engine = make_engine(name)
     try:
-        found = _measure(step, _aligned(engine, step), 1 if name == "loop" else repeats)
-    except EngineError as error:
-        return EngineReport(name, None, None, None, str(error))
-    difference = (found.result.double() - reference).norm() / reference.norm().clamp_min(1e-300)
-    return EngineReport(
-        engine.name,
-        float(difference),
-        found.seconds,
-        found.seconds / ordinary.seconds,
-        "; ".join(getattr(engine, "messages", ())),
-    )
+        q, seconds = _measure(step.model, lambda: engine.source_pass(step).alignment, 1 if name == "loop" else repeats)
+    except EngineError as declined:
+        return EngineReport(name, None, None, None, str(declined))
+    error = float((q.double() - reference).norm() / reference.norm().clamp_min(1e-300))
+    return EngineReport(engine.name, error, seconds, seconds / ordinary, "; ".join(getattr(engine, "messages", ())))
 
 
-def _aligned(engine: Engine, step: SourceStep) -> Callable[[], Tensor]:
-    return lambda: engine.source_pass(step).alignment
-
-
-def _measure(step: SourceStep, run: Callable[[], Tensor], repeats: int) -> _Measured:
+def _measure(model: nn.Module, run: Callable[[], Tensor], repeats: int) -> tuple[Tensor, float]:
     """The result and the shortest time of ``repeats`` runs (after a warm-up run if there are several)."""
-    times = []
-    result = None
+    times, result = [], torch.empty(0)
     for _ in range(repeats + (repeats > 1)):
-        with unchanged(step.model):
+        with unchanged(model):
             torch.manual_seed(0)  # the same dropout for every engine; ``unchanged`` restores the user's state
             start = time.perf_counter()
             result = run()
             if result.is_cuda:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    assert result is not None
-    return _Measured(result, min(times[1:] or times))
+    return result, min(times[1:] or times)

@@ -23,6 +23,18 @@ class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
         return i, self.dataset[max(i, ~i)]
 
 
+class WithIndex:
+    """A collator of ``Numbered`` items, without those that only fill a batch: (index, batch)."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
+        own = [(i, item) for i, item in items if i >= 0]
+        batch = self._collate([item for _, item in own or items[:1]])  # a rank without examples evaluates no loss
+        return torch.tensor([i for i, _ in own], dtype=torch.int64), batch
+
+
 class FullBatches(torch.utils.data.Sampler[list[int]]):
     """A batch sampler's batches, filled up to full size and to a multiple of the ranks.
 

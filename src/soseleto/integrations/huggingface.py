@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import FullBatches, Numbered, TargetBatches
+from soseleto.integrations.batches import FullBatches, Numbered, TargetBatches, WithIndex
 from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
@@ -34,6 +34,7 @@ from soseleto.task.loop import PerExampleLoss
 FILE = "selection.pt"  # in a checkpoint of the Trainer
 INDEX = "soseleto_index"
 IGNORED = -100  # a token without a label
+UNLIMITED = 1 << 20  # tokens that a model without a limit can read
 PADDING = {"attention_mask": 0, "token_type_ids": 0, "labels": IGNORED, "special_tokens_mask": 1}
 GENERATES = ("ForCausalLM", "ForConditionalGeneration")  # transformers' kinds of loss
 PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
@@ -128,7 +129,8 @@ class SelectionMixin(_AnyTrainer):
             self._classes = self.per_example_loss.classes(self.model, inputs)
         target = self._prepare_inputs(next(self._begin(model)))
         if self._cuda_graph:
-            inputs, target = self._join.evened(inputs, target, _longest(self.model))
+            longest = getattr(getattr(self.model, "config", None), "max_position_embeddings", None) or UNLIMITED
+            inputs, target = self._join.evened(inputs, target, longest)
         with self.compute_loss_context_manager():
             numbers = self.selection.backward(
                 inputs,
@@ -207,21 +209,15 @@ class SelectionMixin(_AnyTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._target_losses:
-            target_loss, mean_weight = torch.stack(self._target_losses).mean(), self.weights.mean()
-            logs, self._target_losses = (
-                {**logs, "target_loss": float(target_loss), "mean_weight": float(mean_weight)},
-                [],
-            )
+            target_loss, self._target_losses = float(torch.stack(self._target_losses).mean()), []
+            logs = {**logs, "target_loss": target_loss, "mean_weight": float(self.weights.mean())}
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
         if self.args.should_save and self._selection is not None and self._targets is not None:
-            state = {
-                "selection": self._selection.state_dict(),
-                "targets": self._targets.drawn,
-                "classes": self._classes,
-            }
+            drawn, selection = self._targets.drawn, self._selection.state_dict()
+            state = {"selection": selection, "targets": drawn, "classes": self._classes}
             path = os.path.join(output_dir, FILE)
             torch.save(state, path + ".part")
             os.replace(path + ".part", path)
@@ -353,22 +349,12 @@ class Join:
         return F.pad(part, (0, length - part.shape[1]), value=self._padding[name])
 
 
-class _WithIndex:
-    """The trainer's collator on items with their places, without those that only fill a batch."""
-
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
-        self._collate = collate
+class _WithIndex(WithIndex):
+    """The index as one more entry of the batch."""
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
-        own = [(i, item) for i, item in items if i >= 0]
-        batch = self._collate([item for _, item in own or items[:1]])  # a rank without examples evaluates no loss
-        return {**batch, INDEX: torch.tensor([i for i, _ in own], dtype=torch.int64)}
-
-
-def _longest(model: Any) -> int:
-    """The number of tokens that a model can read; of one without a limit, any."""
-    found: int = getattr(getattr(model, "config", None), "max_position_embeddings", None) or 1 << 20
-    return found
+        index, batch = super().__call__(items)
+        return {**batch, INDEX: index}
 
 
 def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
@@ -400,7 +386,6 @@ def _require_plain(trainer: Any) -> None:
 
 
 def _require_plain_loss(trainer: Any) -> None:
-    """The loss of the model's kind would replace any other without a word."""
     """The loss of the model's kind would replace any other without a word."""
     own = type(trainer).compute_loss is not Trainer.compute_loss
     asked = {

@@ -13,7 +13,7 @@ Needs Lightning: ``pip install 'soseleto[lightning]'``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered
+from soseleto.integrations.batches import Numbered, WithIndex
 from soseleto.selection import Selection
 
 
@@ -148,17 +148,9 @@ def selection_loaders(
     settings: more of DataLoader's, such as ``num_workers``
     """
     of_source: DataLoader[Any] = DataLoader(
-        Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=_WithIndex(collate), **settings
+        Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=WithIndex(collate), **settings
     )
     each = min(target_batch_size, len(target))
     draws = RandomSampler(target, num_samples=len(of_source) * each)
     of_target: DataLoader[Any] = DataLoader(target, batch_size=each, sampler=draws, collate_fn=collate, **settings)
     return CombinedLoader({"source": of_source, "target": of_target}, mode="min_size")
-
-
-class _WithIndex:
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, items: Sequence[tuple[int, Any]]) -> tuple[Tensor, Any]:
-        return torch.tensor([i for i, _ in items]), self._collate([item for _, item in items])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,43 +14,40 @@ from soseleto.methods.state import PhasedState, checked_losses, require_noisy, r
 from soseleto.task.task import State, Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ordinary:
-    """Ordinary training on the source, as if every label were right; the target is not used.
+class _OneSide:
+    """θ ← θ − λ_p · ∂/∂θ of one side's mean loss."""
 
-    θ ← θ − λ_p · mean_j ∂ℓ_j/∂θ
-    """
+    side: ClassVar[str]
+    shares_work = True
+
+    def init(self, task: Task) -> State:
+        return State.start(task)
+
+    def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        batch = source if self.side == "source" else target
+        losses, gradients = shared_gradient(state.task, self.side, batch)
+        state.take(gradients)
+        return {f"{self.side}_loss": state.task.sharing.mean(losses, batch)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordinary(_OneSide):
+    """Ordinary training on the source, as if every label were right; the target is not used."""
 
     name = "ordinary"
-    shares_work = True
+    side = "source"
 
     def init(self, task: Task) -> State:
         require_noisy(task, self.name)
-        return State.start(task)
-
-    def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        losses, gradients = shared_gradient(state.task, "source", source)
-        state.take(gradients)
-        return {"source_loss": state.task.sharing.mean(losses, source)}
+        return super().init(task)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetOnly:
-    """Training on the small trusted target alone, for as many steps as every other method.
-
-    θ ← θ − λ_p · ∂L_t/∂θ
-    """
+class TargetOnly(_OneSide):
+    """Training on the small trusted target alone, for as many steps as every other method."""
 
     name = "target_only"
-    shares_work = True
-
-    def init(self, task: Task) -> State:
-        return State.start(task)
-
-    def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        losses, gradients = shared_gradient(state.task, "target", target)
-        state.take(gradients)
-        return {"target_loss": state.task.sharing.mean(losses, target)}
+    side = "target"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,12 +57,10 @@ class Sharing:
     def mean_loss(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
         """The mean loss, without a graph."""
         with torch.no_grad():
-            losses = [loss(model, part)[:count] for part, count in self._parts(batch)]
-        reshard(model)
-        return self.mean(_joined(losses, model), batch)
+            return self.mean(self.losses(model, loss, batch), batch)
 
     def losses(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
-        """This rank's losses, from a forward pass of training."""
+        """This rank's losses, from a forward pass alone."""
         found = [loss(model, part)[:count].detach() for part, count in self._parts(batch)]
         reshard(model)
         return _joined(found, model)
@@ -177,8 +175,8 @@ def require_divisible(model: nn.Module) -> bool:
 @torch.no_grad()
 def average_running_statistics(model: nn.Module, reducer: Reducer) -> None:
     """Replace the running statistics of each rank by their mean over ranks; a collective."""
-    buffers = _running(model) if reducer.ranks > 1 else []
-    if not buffers:
+    buffers = [b for module in batch_norms(model).values() for b in module.buffers(recurse=False)]
+    if reducer.ranks == 1 or not buffers:
         return
     mean = reducer.sum(torch.cat([b.flatten().double() for b in buffers])) / reducer.ranks
     for buffer, values in zip(buffers, mean.split([b.numel() for b in buffers]), strict=True):
@@ -194,7 +192,3 @@ def single_example(error: BaseException) -> UsageError | None:
         "a batch or a part of it has a single example, for which BatchNorm has no statistics: choose batch_size, "
         "target_batch_size, micro_batch_size and the number of ranks so that every part has two examples or more."
     )
-
-
-def _running(model: nn.Module) -> list[Tensor]:
-    return [b for module in batch_norms(model).values() for b in module.buffers(recurse=False)]

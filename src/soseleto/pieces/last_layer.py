@@ -6,14 +6,8 @@ For the last linear layer z = W h + b an example's gradient is r hᵀ, with r = 
 cross-entropy. Both are there after the forward pass that training does anyway: h is the layer's input, and r needs the
 graph between z and the losses alone. This holds for BatchNorm in training mode, frozen trunks and adapters (LoRA) too,
 and the layer itself may be frozen. As it stands this is the exact alignment over the layer's weight, which the engines
-compute for ``running_mean(decay, layers=...)``. Each form changes r or h before the product.
-
-    z = W h + b = W A⁻¹ · A(h − m) + (b + W m)
-
-The layer is linear, so its inputs may be read in other coordinates, A(h − m), without a change of the model; its weight
-is then W A⁻¹, and alignments over that are other ones. In the old coordinates they are rᵀ G AᵀA (h − m): the target
-gradient is preconditioned by AᵀA, the inverse covariance of the inputs where they are whitened, which is one factor of
-K-FAC's Kronecker form.
+compute for ``running_mean(decay, layers=...)``. Each form changes r or h before the product: the layer is linear, so
+its inputs may be read in other coordinates, A(h − m), without a change of the model: z = W A⁻¹·A(h − m) + (b + W m).
 """
 
 from __future__ import annotations
@@ -307,10 +301,9 @@ class WatchedLosses:
         self._checked = False
 
     @property
-    def factor(self) -> Tensor | None:
+    def factor(self) -> Any:
         """What a GradScaler has multiplied the losses by."""
-        factor: Tensor | None = getattr(self._plain, "factor", None)
-        return factor
+        return getattr(self._plain, "factor", None)
 
     def source(self, model: nn.Module, batch: Any) -> Tensor:
         losses, layer = self._watch(model, lambda: self._plain.source(model, batch))

@@ -67,8 +67,9 @@ class CapturedStep:
     """
 
     def __init__(self, step: TakeStep, state: Any, log: Callable[[str], None], *, with_optimizer: bool = True) -> None:
-        self._eager = step
-        self._state = state
+        self._eager, self._state = step, state
+        self._model: nn.Module | None = getattr(getattr(state, "task", None), "model", None)
+        self._engine: Any = getattr(state, "engine", None)  # None for a method without one
         self._groups = [] if state.optimizer is None else state.optimizer.param_groups
         self._log = log
         self._calls: Counter[Hashable] = Counter()  # by kind and shapes
@@ -95,10 +96,10 @@ class CapturedStep:
     def _run(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """Without a recording; while one is possible, it is watched what the host decides."""
         if not self._possible:
-            return self._eager(source, target, **_asked(monitor))
+            return self._eager(source, target, monitor=monitor)
         drawn, before = _drawn_on_host(), attributes(self._model)
         with as_if_recording():
-            found = self._eager(source, target, **_asked(monitor))
+            found = self._eager(source, target, monitor=monitor)
         self._changes += attributes(self._model) != before  # a few may be for values that are computed once
         if _drawn_on_host() != drawn:
             self._give_up("the model draws random numbers on the CPU, which a CUDA graph would not draw again")
@@ -131,13 +132,13 @@ class CapturedStep:
         """Count steps that the method did not count itself."""
         if hasattr(self._state, "advance"):
             self._state.advance(steps)
-        if (schedule := self._proofs) is not None and schedule.calls > 0:
+        if (schedule := self._proofs).calls > 0:
             schedule.calls += steps
 
     @contextlib.contextmanager
     def _no_proofs(self) -> Iterator[None]:
         """Inside, a proof that is due raises ``ProofDue``, and the call that came to it is not counted."""
-        schedule = self._proofs or Schedule()
+        schedule = self._proofs
         calls, schedule.recording = schedule.calls, True
         try:
             yield
@@ -148,24 +149,17 @@ class CapturedStep:
             schedule.recording = False
 
     @property
-    def _model(self) -> nn.Module | None:
-        model: nn.Module | None = getattr(getattr(self._state, "task", None), "model", None)
-        return model
-
-    @property
     def _engine_name(self) -> str | None:
-        name: str | None = getattr(getattr(self._state, "engine", None), "name", None)
+        name: str | None = getattr(self._engine, "name", None)
         return name
 
     @property
-    def _proofs(self) -> Schedule | None:
-        """When the engine is to be proved; None for a method without one. No calls: its weights are frozen."""
-        schedule: Schedule | None = getattr(getattr(self._state, "engine", None), "schedule", None)
-        return schedule
+    def _proofs(self) -> Schedule:
+        """When the engine is to be proved. No calls: there is none, or its weights are frozen."""
+        return getattr(self._engine, "schedule", None) or Schedule()
 
     def _needs_proof(self) -> bool:
-        schedule = self._proofs
-        return schedule is not None and schedule.calls > 0 and schedule.is_due
+        return self._proofs.calls > 0 and self._proofs.is_due
 
 
 def attributes(model: nn.Module | None) -> Hashable:
@@ -211,10 +205,6 @@ def _rates_on_device(groups: list[dict[str, Any]], device: torch.device) -> Iter
     finally:
         for group, number in zip(groups, numbers, strict=True):
             group["lr"] = number
-
-
-def _asked(monitor: bool) -> dict[str, bool]:
-    return {"monitor": True} if monitor else {}
 
 
 def _clone(batch: Batch) -> Batch:
