@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,54 +25,32 @@ class Clock:
 class Changing(nn.Module):
     """The identity before the step ``start``; then, at every step or at every second one, what ``act`` does."""
 
-    def __init__(self, clock: Clock, start: int, alternates: bool = False) -> None:
+    def __init__(self, act: Callable[[Tensor], Tensor], clock: Clock, start: int, alternates: bool = False) -> None:
         super().__init__()
-        self.clock, self.start, self.alternates = clock, start, alternates
+        self.act, self.clock, self.start, self.alternates = act, clock, start, alternates
 
     def forward(self, h: Tensor) -> Tensor:
         step = self.clock.step
         active = step >= self.start and not (self.alternates and step % 2)
         return self.act(h) if active else h
 
-    def act(self, h: Tensor) -> Tensor:
-        raise NotImplementedError
+
+def mixup(h: Tensor) -> Tensor:
+    return 0.6 * h + 0.4 * h.roll(1, 0)
 
 
-class Centre(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        return h - h.mean(0)
-
-
-class CentreDetached(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        return h - h.mean(0).detach()
-
-
-class Mixup(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        return 0.6 * h + 0.4 * h.roll(1, 0)
-
-
-class ScaledGradient(Changing):
+def scaled_gradient(h: Tensor) -> Tensor:
     """A hook on an activation."""
-
-    def act(self, h: Tensor) -> Tensor:
-        h = h * 1.0
-        if h.requires_grad:
-            h.register_hook(lambda g: 0.3 * g)
-        return h
+    h = h * 1.0
+    if h.requires_grad:
+        h.register_hook(lambda g: 0.3 * g)
+    return h
 
 
-class NoGradFactor(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        with torch.no_grad():
-            factor = 1 + h.sigmoid()
-        return h * factor
-
-
-class HalfDetached(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        return h + torch.tanh(h.detach()) * h
+def no_grad_factor(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = 1 + h.sigmoid()
+    return h * factor
 
 
 class Reverse(torch.autograd.Function):
@@ -84,11 +63,6 @@ class Reverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
         return -0.5 * delta
-
-
-class Reversed(Changing):
-    def act(self, h: Tensor) -> Tensor:
-        return h + Reverse.apply(torch.tanh(h))  # type: ignore[no-untyped-call]
 
 
 class Scale(torch.autograd.Function):
@@ -156,15 +130,6 @@ class OverRows(nn.Module):
         return self.layer(h.flatten(0, -2)).view_as(h)
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(h)))
-
-
 class Product(nn.Module):
     """Functions of parameters: a matrix product, an outer product, a cast."""
 
@@ -174,6 +139,11 @@ class Product(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h + F.linear(h, (self.one @ self.two).T)
+
+
+def twice() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(layer, nn.Tanh(), layer)
 
 
 def hooked_parameter() -> nn.Module:
@@ -199,7 +169,7 @@ LAYERS: dict[str, Callable[[Clock, int], nn.Module]] = {
     "group_norm": lambda clock, start: OverRows(nn.GroupNorm(2, WIDTH)),
     "dropout": lambda clock, start: nn.Dropout(0.3),
     "experts": lambda clock, start: Experts(),
-    "twice": lambda clock, start: Twice(),
+    "twice": lambda clock, start: twice(),
     "product": lambda clock, start: Product(),
     "weight_norm": lambda clock, start: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "spectral_norm": lambda clock, start: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
@@ -210,14 +180,14 @@ LAYERS: dict[str, Callable[[Clock, int], nn.Module]] = {
     "gate": lambda clock, start: Gated(torch.rand(WIDTH), mixes=False),
     "own_scale": lambda clock, start: OwnScale(),
     "hooked_parameter": lambda clock, start: hooked_parameter(),
-    "centre": Centre,
-    "centre_detached": CentreDetached,
-    "mixup": Mixup,
-    "mixup_half": lambda clock, start: Mixup(clock, start, alternates=True),
-    "scaled_gradient": ScaledGradient,
-    "no_grad_factor": NoGradFactor,
-    "half_detached": HalfDetached,
-    "reversed": Reversed,
+    "centre": partial(Changing, lambda h: h - h.mean(0)),
+    "centre_detached": partial(Changing, lambda h: h - h.mean(0).detach()),
+    "mixup": partial(Changing, mixup),
+    "mixup_half": partial(Changing, mixup, alternates=True),
+    "scaled_gradient": partial(Changing, scaled_gradient),
+    "no_grad_factor": partial(Changing, no_grad_factor),
+    "half_detached": partial(Changing, lambda h: h + torch.tanh(h.detach()) * h),
+    "reversed": partial(Changing, lambda h: h + Reverse.apply(torch.tanh(h))),
 }
 DRAWS = {"dropout", "spectral_norm"}  # layers that draw random numbers or change their state in every pass
 

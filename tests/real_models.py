@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,19 +47,13 @@ class RealLosses:
     """One loss for each example of a batch of named inputs; the same for both sides."""
 
     def __init__(self, loss: Callable[[nn.Module, Batch], Tensor]) -> None:
-        self._loss = loss
-
-    def source(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._loss(model, batch)
-
-    def target(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._loss(model, batch)
+        self.source = self.target = loss
 
     def can_join(self, source: Batch, target: Batch) -> bool:
         return True
 
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
-        return self._loss(model, joined(source, target))
+        return self.source(model, joined(source, target))
 
 
 def joined(source: Batch, target: Batch) -> Batch:
@@ -146,14 +141,17 @@ class RealModel:
         return Batch(torch.arange(n), inputs, torch.randint(CLASSES, (n,)))
 
 
+def at(settings: dict[str, Any], size: Size) -> dict[str, Any]:
+    return {key: value(size) if callable(value) else value for key, value in settings.items()}
+
+
 def of_transformers(kind: str, experts: str = "eager", **settings: Any) -> Callable[[Size], nn.Module]:
     """A model class of transformers by its name, from its own configuration without dropout."""
 
     def make(size: Size) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
         made = getattr(transformers, kind)
-        found = {key: value(size) if callable(value) else value for key, value in settings.items()}
-        config = made.config_class(num_labels=CLASSES, **found)
+        config = made.config_class(num_labels=CLASSES, **at(settings, size))
         config._experts_implementation = experts
         for name, value in vars(config).items():
             if "drop" in name and isinstance(value, float):
@@ -168,9 +166,8 @@ def by_peft(make: Callable[[Size], nn.Module], modules: list[str], **settings: A
 
     def wrapped(size: Size) -> nn.Module:
         peft = pytest.importorskip("peft", reason="peft is not installed")
-        model = peft.get_peft_model(
-            make(size), peft.LoraConfig(r=4, target_modules=modules, lora_dropout=0.0, **settings)
-        )
+        config = peft.LoraConfig(r=4, target_modules=modules, lora_dropout=0.0, **settings)
+        model = peft.get_peft_model(make(size), config)
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(p, std=0.1)
@@ -181,8 +178,7 @@ def by_peft(make: Callable[[Size], nn.Module], modules: list[str], **settings: A
 
 def of_timm(kind: str, **settings: Any) -> Callable[[Size], nn.Module]:
     def make(size: Size) -> nn.Module:
-        found = {key: value(size) if callable(value) else value for key, value in settings.items()}
-        return import_timm().create_model(kind, num_classes=CLASSES, **found)
+        return import_timm().create_model(kind, num_classes=CLASSES, **at(settings, size))
 
     return make
 
@@ -244,37 +240,22 @@ def layers(size: Size) -> int:
 
 
 VOCABULARY = {"vocab_size": lambda size: size.vocabulary}
-ENCODER = {
-    **VOCABULARY,
+BODY = {
     "hidden_size": width(),
     "num_hidden_layers": layers,
     "num_attention_heads": 2,
     "intermediate_size": width(2),
-    "max_position_embeddings": length,
 }
+ENCODER = {**VOCABULARY, **BODY, "max_position_embeddings": length}
 DECODER = {**ENCODER, "num_key_value_heads": 1, "pad_token_id": 0}
-PATCHES = {
-    "hidden_size": width(),
-    "num_hidden_layers": layers,
-    "num_attention_heads": 2,
-    "intermediate_size": width(2),
-    "image_size": lambda size: size.pixels,
-    "patch_size": 8,
-}
+PATCHES = {**BODY, "image_size": lambda size: size.pixels, "patch_size": 8}
 BERT = of_transformers("BertForSequenceClassification", **ENCODER)
 GPT2 = of_transformers("GPT2LMHeadModel", **VOCABULARY, n_embd=width(), n_layer=layers, n_head=2, n_positions=length)
 LLAMA = of_transformers("LlamaForCausalLM", **DECODER)
 CLIP = of_transformers(
     "CLIPModel",
-    text_config=lambda size: {
-        **{k: v(size) if callable(v) else v for k, v in ENCODER.items()},
-        "eos_token_id": 2,
-        "attention_dropout": 0.0,
-    },
-    vision_config=lambda size: {
-        **{k: v(size) if callable(v) else v for k, v in PATCHES.items()},
-        "attention_dropout": 0.0,
-    },
+    text_config=partial(at, {**ENCODER, "eos_token_id": 2, "attention_dropout": 0.0}),
+    vision_config=partial(at, {**PATCHES, "attention_dropout": 0.0}),
     projection_dim=16,
 )
 

@@ -28,10 +28,6 @@ def test_steps_clip_weights_and_never_scores(changes: list[float], start: float)
     assert weights.scores[0] == 0
 
 
-def test_twelve_bytes_an_example() -> None:
-    assert sum(t.nbytes for t in Weights(1000).state().values()) == 12_000
-
-
 def test_summary_of_the_distribution_of_weights() -> None:
     weights = Weights(8)
     weights.values.copy_(torch.tensor([0, 0, 0.049, 0.051, 0.5, 0.999, 1, 1]))
@@ -45,9 +41,7 @@ def test_summary_of_the_distribution_of_weights() -> None:
     assert summary.histogram[1] == 1
     assert summary.histogram[-1] == 3
     assert sum(summary.histogram) == 8
-
-
-def test_effective_number_of_equal_weights_is_their_count() -> None:
+    assert sum(t.nbytes for t in Weights(50).state().values()) == 12 * 50
     assert Weights(50, initial=0.3).summary().effective == pytest.approx(50)
     assert Weights(50, initial=0.0).summary().effective == 0
 

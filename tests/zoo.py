@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import derived
@@ -156,13 +157,18 @@ class TiedLanguageModel(nn.Module):
         return self.out(torch.tanh(self.mix(self.embed(tokens))))
 
 
-class UsedTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(7, 7), nn.Linear(7, CLASSES)
+def used_twice() -> nn.Module:
+    layer = nn.Linear(7, 7)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(7, CLASSES))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+def mixing() -> nn.Module:
+    """Examples act on each other through an operation that has no rule."""
+    return nn.Sequential(nn.Linear(7, 7), nn.Tanh(), Lambda(lambda h: h - h.mean(0)), nn.Linear(7, CLASSES))
+
+
+def weight_norm() -> nn.Module:
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(7, 6)), nn.Tanh(), nn.Linear(6, CLASSES))
 
 
 class Unused(nn.Module):
@@ -187,23 +193,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(checkpoint(self.body, self.first(x), use_reentrant=self.reentrant))
-
-
-class Mixing(nn.Module):
-    """Examples act on each other through an operation that has no rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(7, 7), nn.Linear(7, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.layer(x))
-        return self.out(h - h.mean(0))
-
-
-class WeightNorm(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(torch.nn.utils.parametrizations.weight_norm(nn.Linear(7, 6)), nn.Tanh(), nn.Linear(6, CLASSES))
 
 
 def frozen_trunk() -> nn.Module:
@@ -266,13 +255,13 @@ PROBLEMS = [
     Problem("lstm", lambda: Recurrent(nn.LSTM), tokens(), declines={"layerwise": "no rule"}),
     Problem("gru", lambda: Recurrent(nn.GRU), tokens(), declines={"layerwise": "no rule"}),
     Problem("tied_language_model", TiedLanguageModel, tokens(), per_token),
-    Problem("used_twice", UsedTwice, vectors()),
+    Problem("used_twice", used_twice, vectors()),
     Problem("dropout", lambda: nn.Sequential(nn.Linear(7, 9), nn.Dropout(0.5), nn.ReLU(), nn.Linear(9, CLASSES)), vectors()),
     Problem("unused_parameters", Unused, vectors()),
     Problem("frozen_parameters", frozen_trunk, images()),
     Problem("frozen_norm", frozen_norm, images()),
     Problem("bias_used_again", BiasUsedAgain, vectors()),
-    Problem("weight_norm", WeightNorm, vectors(), declines={"forward": "no rule"}),
+    Problem("weight_norm", weight_norm, vectors(), declines={"forward": "no rule"}),
     Problem("spectral_norm", derived.spectral_norm, images(), training=False),
     Problem("spectral_norm_train", derived.spectral_norm, images(), by_differences=False),
     Problem("data_in_a_constant", derived.Padded, vectors()),
@@ -290,7 +279,7 @@ PROBLEMS = [
     Problem("derived_gates", derived.Gates, vectors(), declines={"layerwise": "no rule"}),
     Problem("derived_shared", derived.Shared, vectors()),
     Problem("derived_queries_dropout", derived.Queries, tokens()),
-    Problem("mixing", Mixing, vectors(), declines={"layerwise": "not exact"}),
+    Problem("mixing", mixing, vectors(), declines={"layerwise": "not exact"}),
     Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),
     Problem("checkpointed_reentrant", lambda: Checkpointed(reentrant=True), vectors(), declines=dict.fromkeys(("loop", "double_backward", "layerwise", "forward"), "use_reentrant=False")),
 ]  # fmt: skip

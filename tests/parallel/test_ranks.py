@@ -87,17 +87,12 @@ def require_close(one: dict[str, Any], other: dict[str, Any], tolerance: float =
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "noisy, layerwise": {"method": soseleto.Soseleto(engine="layerwise")},
-    "noisy, forward": {"method": soseleto.Soseleto(engine="forward")},
-    "noisy, double backward": {"method": soseleto.Soseleto(engine="double_backward")},
-    "noisy, loop": {"method": soseleto.Soseleto(engine="loop")},
-    "transfer, layerwise": {"mode": "transfer", "method": soseleto.Soseleto(engine="layerwise")},
-    "transfer, forward": {"mode": "transfer", "method": soseleto.Soseleto(engine="forward")},
-    "transfer, double backward": {"mode": "transfer", "method": soseleto.Soseleto(engine="double_backward")},
-    "transfer, loop": {"mode": "transfer", "method": soseleto.Soseleto(engine="loop")},
-    "paper's loss": {
-        "method": soseleto.Soseleto(source_loss=mean(), gradients=target_share(0.3)),
+    **{
+        f"{mode}, {engine}": {"mode": mode, "method": soseleto.Soseleto(engine=engine)}
+        for mode in ("noisy", "transfer")
+        for engine in ("layerwise", "forward", "double_backward", "loop")
     },
+    "paper's loss": {"method": soseleto.Soseleto(source_loss=mean(), gradients=target_share(0.3))},
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
     "labels doubted": {"method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7)},
     "last layer": {
@@ -205,76 +200,71 @@ def broken(reducer: Reducer, out: str) -> list[str]:
     bad = x.clone()
     bad[33] = torch.nan  # which belongs to rank 1 of 2
     other = (x + reducer.rank, y)
-    said = []
-    for changes in (
-        {"source": (bad, y)},
-        {"source": other},
-        {"model": nn.SyncBatchNorm(4).double()},
-        {"method": METHODS["xiao"]()},
-        {"source": points(1, 0), "batch_size": 1},
-        {"out": out},
-    ):
-        try:
-            train(reducer, **changes)
-        except soseleto.SoseletoError as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+    return [
+        message(reducer, source=(bad, y)),
+        message(reducer, source=other),
+        message(reducer, model=nn.SyncBatchNorm(4).double()),
+        message(reducer, method=METHODS["xiao"]()),
+        message(reducer, source=points(1, 0), batch_size=1),
+        message(reducer, out=out),
+    ]
+
+
+def message(reducer: Reducer | None, **changes: Any) -> str:
+    """Of the error of a training."""
+    try:
+        train(reducer, **changes)
+    except soseleto.SoseletoError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def require_words(sentences: list[str], *words: str) -> None:
+    for sentence, expected in zip(sentences, words, strict=True):
+        assert expected in sentence
 
 
 def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     first, second = together(2, broken, str(tmp_path / "file"))
     assert first[:-1] == second[:-1]
-    for sentence, words in zip(
+    require_words(
         first,
-        [
-            "TrainingError: the loss of 1 source example (id 33) is NaN",
-            "since the source data changed: give every rank the same.",
-            "UsageError: SyncBatchNorm '' is not supported with ranks",
-            "UsageError: the method 'xiao' trains in one process",
-            "UsageError: 2 ranks are too many for 1 source example:",
-            f"UsageError: {tmp_path / 'file'} is a file",
-        ],
-        strict=True,
-    ):
-        assert words in sentence
+        "TrainingError: the loss of 1 source example (id 33) is NaN",
+        "since the source data changed: give every rank the same.",
+        "UsageError: SyncBatchNorm '' is not supported with ranks",
+        "UsageError: the method 'xiao' trains in one process",
+        "UsageError: 2 ranks are too many for 1 source example:",
+        f"UsageError: {tmp_path / 'file'} is a file",
+    )
     assert second[-1] == first[-1].replace("UsageError", "RankStopped")
 
 
 def disagreeing(reducer: Reducer) -> list[str]:
     """The messages of trainings whose settings differ from rank to rank."""
     mine = reducer.rank
-    said = []
-    for changes in (
-        {"seed": mine, "epochs": 3 + mine, "batch_size": 8 + mine},
-        {"lr": 0.1 * (1 + mine)},
-        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9 * mine)},
-        {"method": soseleto.Soseleto(weight_step=0.1 + mine)},
-        {"inputs": Inputs(augment=Augment(crop=1) if mine else None)},
-    ):
-        try:
-            train(reducer, **changes)
-        except soseleto.SoseletoError as error:
-            said.append(str(error))
-    return said
+    return [
+        message(reducer, seed=mine, epochs=3 + mine, batch_size=8 + mine),
+        message(reducer, lr=0.1 * (1 + mine)),
+        message(reducer, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9 * mine)),
+        message(reducer, method=soseleto.Soseleto(weight_step=0.1 + mine)),
+        message(reducer, inputs=Inputs(augment=Augment(crop=1) if mine else None)),
+    ]
 
 
 def test_ranks_with_different_settings_stop_with_all_differences() -> None:
     first, second = together(2, disagreeing, answer=20.0)
     assert first == second
-    for sentence, words in zip(
+    require_words(
         first,
-        [
-            "epochs is 3 on rank 0 and 4 on rank 1, batch_size is 8 on rank 0",
-            "lr is 0.1 on rank 0 and 0.2 on rank 1",
-            "optimizer group 0.momentum is 0.0 on rank 0 and 0.9 on rank 1",
-            "settings.weight_step is 0.1 on rank 0 and 1.1 on rank 1",
-            "inputs changed",
-        ],
-        strict=True,
-    ):
-        assert sentence.startswith("the ranks were started with different settings, since ")
-        assert words in sentence
+        "epochs is 3 on rank 0 and 4 on rank 1, batch_size is 8 on rank 0",
+        "lr is 0.1 on rank 0 and 0.2 on rank 1",
+        "optimizer group 0.momentum is 0.0 on rank 0 and 0.9 on rank 1",
+        "settings.weight_step is 0.1 on rank 0 and 1.1 on rank 1",
+        "inputs changed",
+    )
+    for sentence in first:
+        assert "Error: the ranks were started with different settings, since " in sentence
         assert sentence.endswith(": give every rank the same.")
 
 
