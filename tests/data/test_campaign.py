@@ -30,6 +30,7 @@ BYTES = 1 << 28
 POSITIONS = 40  # at which each damage is done
 IDS = ["p", "007", "7", "é,\u3042", 'q "r"']
 LABELS = {
+    "blanks": ["b", "b ", " b", "B", "7.0"],
     "spellings": ["007", "7", "+7", "cat", "Cat "],
     "unicode": ["café", "cafe\u0301", "a,b", 'say "no"', "=1+1"],
     "integers": ["9007199254740992", "9007199254740993", "-5", "18446744073709551617", "0"],

@@ -106,16 +106,6 @@ def test_arrays_follow_the_rules_of_shape_and_type():
     assert (named.classes, named.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
 
 
-def test_examples_pass_through_and_frames_are_tables():
-    import pandas
-
-    one = small()
-    assert as_examples(one, name="source") is one
-    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "label": ["y", "x"], "id": ["u", "v"]})
-    made = as_examples(frame, name="source")
-    assert (made.inputs.tolist(), made.classes, made.ids) == ([[1, 3], [2, 4]], ("x", "y"), ("u", "v"))
-
-
 BLOCKED = """
 import sys
 class Block:

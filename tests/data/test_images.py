@@ -23,31 +23,22 @@ def read(image: Image.Image, path: Path, height=8, width=8, channels=3, **save):
     return inputs[0].numpy()
 
 
-def test_modes(tmp_path):
-    red = (255, 0, 0)
-    flat = {
-        "palette": (Image.new("RGB", (8, 8), red).convert("P", palette=Image.Palette.ADAPTIVE), "a.png"),
-        "clear": (Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "b.png"),
-        "half": (Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "c.png"),
-        "grey and alpha": (Image.new("LA", (8, 8), (10, 255)), "d.png"),
-        "cmyk": (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "e.tif"),
-        "one bit": (Image.new("1", (8, 8), 1), "f.png"),
-        "16 bit": (Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)), "g.png"),
-        "float": (Image.fromarray(np.full((8, 8), 0.5, np.float32)), "h.tif"),
-        "float to 255": (Image.fromarray(np.full((8, 8), 77.0, np.float32)), "i.tif"),
-    }
-    got = {name: read(image, tmp_path / file)[:, 4, 4].tolist() for name, (image, file) in flat.items()}
-    assert got == {
-        "palette": [255, 0, 0],
-        "clear": [255, 255, 255],
-        "half": [127, 127, 127],
-        "grey and alpha": [10, 10, 10],
-        "cmyk": [255, 0, 0],
-        "one bit": [255, 255, 255],
-        "16 bit": [100, 100, 100],
-        "float": [128, 128, 128],
-        "float to 255": [77, 77, 77],
-    }
+@pytest.mark.parametrize(
+    ("image", "file", "colour"),
+    [
+        (Image.new("RGB", (8, 8), "red").convert("P", palette=Image.Palette.ADAPTIVE), "palette.png", [255, 0, 0]),
+        (Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "clear.png", [255] * 3),
+        (Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "half.png", [127] * 3),
+        (Image.new("LA", (8, 8), (10, 255)), "grey and alpha.png", [10] * 3),
+        (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "cmyk.tif", [255, 0, 0]),
+        (Image.new("1", (8, 8), 1), "one bit.png", [255] * 3),
+        (Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)), "16 bit.png", [100] * 3),
+        (Image.fromarray(np.full((8, 8), 0.5, np.float32)), "float.tif", [128] * 3),
+        (Image.fromarray(np.full((8, 8), 77.0, np.float32)), "float to 255.tif", [77] * 3),
+    ],
+)
+def test_modes(tmp_path, image, file, colour):
+    assert read(image, tmp_path / file)[:, 4, 4].tolist() == colour
 
 
 def test_orientation_is_applied(tmp_path):

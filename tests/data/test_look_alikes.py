@@ -62,18 +62,13 @@ def test_look_alikes_between_the_sets_stop(tmp_path):
 @pytest.fixture
 def odd_names(tmp_path):
     """An image folder with bytes in its names that are not UTF-8."""
-    root = os.fsencode(tmp_path / "source")
     try:
-        for folder, name in (
-            (b"caf\xe9", b"\xff1.png"),
-            (b"caf\xe9", b"2.png"),
-            (b"dog", b"\xe9.png"),
-            (b"dog", b"3.png"),
+        for at, (folder, name) in enumerate(
+            [(b"caf\xe9", b"\xff1.png"), (b"caf\xe9", b"2.png"), (b"dog", b"\xe9.png"), (b"dog", b"3.png")]
         ):
-            os.makedirs(os.path.join(root, folder), exist_ok=True)
-            picture(len(os.listdir(os.path.join(root, folder))) + 10 * len(folder)).save(
-                os.fsdecode(os.path.join(root, folder, name))
-            )
+            path = tmp_path / "source" / os.fsdecode(folder) / os.fsdecode(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture(at).save(path)
     except OSError:
         pytest.skip("the file system has only names of text")
     return tmp_path / "source"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import LazyDataset, Preprocess, Reading, as_example_set, as_examples, read_pair
+from soseleto.data import LazyDataset, Reading, as_example_set, as_examples, read_pair
 from soseleto.errors import DataError, UsageError
 
 
@@ -42,14 +42,6 @@ def write_table(path, columns):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".jsonl"])
-def test_tables_of_features_in_every_format(tmp_path, suffix):
-    columns = {"id": ["p", "q", "r"], "a": [1, 2, 3], "b": [0.5, 1.5, 2.5], "Class": ["x", "y", "x"]}
-    made = as_examples(write_table(tmp_path / f"t{suffix}", columns), name="source")
-    assert made.inputs.tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
-    assert (made.ids, made.classes, made.labels.tolist()) == (("p", "q", "r"), ("x", "y"), [0, 1, 0])
 
 
 def test_tables_of_image_paths(tmp_path, image_folder):
@@ -188,15 +180,6 @@ def test_sets_must_fit_together(tmp_path, image_folder):
         read_pair(table, image_folder("f", {"x": [1], "y": [2]}), mode="noisy")
     with pytest.raises(DataError, match=r"target inputs are .* of shape \(2,\) but the source's are"):
         read_pair((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 2)), [0, 1]), mode="noisy")
-
-
-def test_the_target_takes_the_shape_of_the_source_and_statistics_come_from_it_alone(image_folder):
-    source = image_folder("source", {"a": [1, 2], "b": [3]}, size=(24, 24))
-    target = image_folder("target", {"a": [4], "b": [5]}, size=(60, 40))
-    pair = read_pair(source, target, mode="noisy")
-    assert pair.target.inputs.shape == (2, 3, 24, 24)
-    alone = Preprocess.of(as_examples(source, name="source").inputs)
-    assert Preprocess.of(pair.source.inputs) == alone
 
 
 # Items that change from read to read

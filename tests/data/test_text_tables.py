@@ -51,25 +51,14 @@ def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
         as_examples((np.zeros((2, 3)), ["a\nb", "c"]), name="source")
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        ["9007199254740992", "9007199254740993", ""],  # with a missing one Arrow reads doubles
-        ["18446744073709551616", "18446744073709551617"],  # beyond 64 bits
-        ["007", "7", "07"],
-        ["7", "7.0", "+7"],
-        ["b", "b ", " b"],
-    ],
-)
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_distinct_labels_stay_distinct(tmp_path, labels, suffix):
-    given = [label for label in labels if label]
-    between = "," if suffix == ".csv" else "\t"
-    lines = [between.join(["a", "label"]), *(f"{at}{between}{label}" for at, label in enumerate(given))]
-    assert names(read(tmp_path / f"t{suffix}", "\n".join(lines))) == given
-    if "" in labels:
-        (tmp_path / f"m{suffix}").write_text("\n".join([*lines, f"9{between}"]))
-        assert tables.load(tmp_path / f"m{suffix}")["label"].to_pylist() == [*given, None]
+@pytest.mark.parametrize("between", [",", "\t"])
+def test_large_labels_stay_distinct_beside_a_missing_one(tmp_path, between):
+    """Arrow reads such a column as doubles."""
+    labels, path = ["9007199254740992", "9007199254740993"], tmp_path / ("t.csv" if between == "," else "t.tsv")
+    path.write_text(
+        "\n".join(between.join(row) for row in (["a", "label"], *(["1", label] for label in [*labels, ""])))
+    )
+    assert tables.load(path)["label"].to_pylist() == [*labels, None]
 
 
 def test_ids_and_correct_labels_are_text(tmp_path):

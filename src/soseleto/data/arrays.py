@@ -60,7 +60,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _real(values: Any, name: str) -> Tensor:
-    tensor = _tensor(values).detach()
+    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(_writable(np.asarray(values)))
     if tensor.ndim == 0 or tensor.dtype.is_complex:
         raise DataError(f"{name} inputs hold a {structure.describe(tensor)}: give real numbers, one row per example.")
     return tensor
@@ -133,19 +133,23 @@ def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
             "resize or pad them to one shape in the Dataset."
         )
     columns = zip(*map(pytree.tree_leaves, inputs), strict=True)
-    stacked = pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(inputs[0]))
-    bytes_of_images = isinstance(stacked, Tensor) and stacked.dtype == torch.uint8 and stacked.ndim in (3, 4)
-    turned = bytes_of_images and not isinstance(items[0][0], Tensor)  # Pillow and NumPy have channels last
-    return (stacked.numpy() if turned else stacked), labels
+    return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(inputs[0])), labels
 
 
 def _tensors(item: Any) -> Inputs:
     item = structure.plain(item)
-    return pytree.tree_map(_tensor, item) if isinstance(item, dict | tuple) else _tensor(item)
+    return pytree.tree_map(tensor_of, item) if isinstance(item, dict | tuple) else tensor_of(item)
 
 
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(_writable(np.asarray(value)))
+def tensor_of(value: Any) -> Tensor:
+    """Arrays and Pillow images as tensors, images of bytes with their channels first."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.array(value)  # a copy: torch warns about read-only arrays
+    if array.dtype == np.uint8 and array.ndim in (2, 3):
+        image: Tensor = inputs_of(array[None], name="given")[0]
+        return image
+    return torch.from_numpy(array)
 
 
 def _shapes(item: Inputs) -> Any:

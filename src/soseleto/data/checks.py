@@ -66,8 +66,10 @@ def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) ->
     if not len(rows):
         return []
     positions = torch.stack([bad.any(0) for bad in pieces]).any(0).nonzero().flatten().tolist()
-    ids, names = _ids(examples, rows), some([_column(position, columns) for position in positions])
-    text = f"{counted(len(ids), 'example has', 'examples have')} NaN or infinite values in {names} (id {some(ids)})."
+    ids, names = _ids(examples, rows), [f"column {columns[at]!r}" if columns else f"value {at}" for at in positions]
+    text = (
+        f"{counted(len(ids), 'example has', 'examples have')} NaN or infinite values in {some(names)} (id {some(ids)})."
+    )
     return [Problem(name, "nan", text, ids)]
 
 
@@ -79,10 +81,6 @@ def _missing_targets(name: str, examples: Examples) -> list[Problem]:
     ids = _ids(examples, bad.nonzero().flatten())
     text = f"{counted(len(ids), 'example has', 'examples have')} a NaN or infinite label (id {some(ids)})."
     return [Problem(name, "no label", text, ids)] if ids else []
-
-
-def _column(position: int, columns: Sequence[str] | None) -> str:
-    return f"column {columns[position]!r}" if columns else f"value {position}"
 
 
 def _classes_of_source(source: Examples) -> list[Problem]:

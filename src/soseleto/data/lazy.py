@@ -32,7 +32,6 @@ from soseleto.data import structure
 from soseleto.data.arrays import (
     LABELS,
     ChangingItems,
-    inputs_of,
     is_tensors,
     labels_of,
     narrowed,
@@ -40,6 +39,7 @@ from soseleto.data.arrays import (
     parted,
     require_constant,
     same,
+    tensor_of,
 )
 from soseleto.data.batches import seed_for, source_batches
 from soseleto.data.examples import Examples
@@ -326,23 +326,15 @@ class _Reader(Dataset[Any]):
             if self._collate_fn is not None:
                 return item
             inputs, label = parted(item, name=self._name)
-            inputs = pytree.tree_map(_tensor, structure.plain(inputs))
+            inputs = pytree.tree_map(
+                lambda leaf: tensor_of(leaf) if hasattr(leaf, "__array_interface__") else leaf, structure.plain(inputs)
+            )
             return inputs, label if isinstance(label, str) else torch.as_tensor(label)
         except Exception as error:
             raise DataError(
                 f"item {at} of the {self._name} data set cannot be read ({type(error).__name__}: {first_line(error)}): "
                 "mend the Dataset."
             ) from error
-
-
-def _tensor(value: Any) -> Any:
-    """Arrays and Pillow images as tensors, images with their channels first; anything else as it is."""
-    if isinstance(value, Tensor) or not hasattr(value, "__array_interface__"):
-        return value
-    array = np.array(value)  # a copy: torch warns about read-only arrays
-    if array.dtype == np.uint8 and array.ndim in (2, 3):
-        return inputs_of(array[None], name="given")[0]
-    return torch.from_numpy(array)
 
 
 class _Relabelled(Dataset[Any]):

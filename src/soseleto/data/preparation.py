@@ -184,7 +184,6 @@ class TablePreparation:
         }
 
     def describe(self) -> list[str]:
-        """The plan as lines to print: column, kind, missing values, a few values."""
         return plan_of(self.seen)
 
     def to_dict(self) -> dict[str, Any]:

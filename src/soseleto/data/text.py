@@ -81,20 +81,8 @@ class TextPreparation:
     def names(self) -> tuple[str, ...]:
         return (self.column,)
 
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The columns that a table must have."""
-        return (self.column,)
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The columns whose values a ranking has: none, since it has no texts."""
-        return ()
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The columns of text."""
-        return (self.column,)
+    used = texts = names  # a table must have the column, which is one of texts
+    shown: ClassVar[tuple[str, ...]] = ()  # a ranking has no texts
 
     def read(self, table: Any) -> Tensor:
         """The tokens of a pyarrow table, (N, longest) int32."""
@@ -114,7 +102,6 @@ class TextPreparation:
         return tokens[:, -1] != NO_TOKEN
 
     def describe(self) -> list[str]:
-        """The plan as lines to print: column, kind, missing values, a few values."""
         return plan_of(self.seen)
 
     def to_dict(self) -> dict[str, Any]:
