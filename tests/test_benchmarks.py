@@ -45,13 +45,6 @@ def run(name: str, out: Path, *options: str) -> list[dict[str, Any]]:
     return written["rows"]
 
 
-@pytest.fixture
-def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the steps before those that are timed, which matter to the times only."""
-    for name in ("peers", "language_peers", "scaling"):
-        monkeypatch.setattr(importlib.import_module(name), "settle", lambda step, engine: step())
-
-
 @pytest.mark.parametrize("job", ["alignments", "step"])
 def test_peers_give_equal_answers(job: str) -> None:
     peers = importlib.import_module("peers")
@@ -71,16 +64,6 @@ def test_comparison_sees_a_wrong_answer() -> None:
     assert peers.relative_error(peers.Answer(torch.ones(2), {}), right) == 0.0
     assert peers.relative_error(peers.Answer(-torch.ones(3), right.gradient), right) == 2.0
     assert peers.relative_error(peers.Answer(torch.ones(3), {"weight": torch.zeros(2, 2)}), right) == 1.0
-
-
-@pytest.mark.usefixtures("unsettled")
-@pytest.mark.long
-def test_scaling(tmp_path: Path) -> None:
-    rows = run("scaling", tmp_path / "scaling.json")
-    assert len({row["against"] for row in rows}) == 4
-    updates = [row for row in rows if row["against"] == "source examples"]
-    assert [row["size"] for row in updates] == [10**4, 10**5]
-    assert all(row["update µs"] > 0 and row["share %"] > 0 for row in updates)
 
 
 @pytest.mark.long

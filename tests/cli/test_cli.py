@@ -189,30 +189,14 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic, "EPOCHS", 1)
-    said = soseleto("demo", "--out", tmp_path / "demo", "--seed", 1)
+    assert soseleto("demo", "--out", tmp_path / "demo", "--seed", 2).code == 0
+    said = soseleto("demo", "--out", tmp_path / "demo", "--seed", 1)  # replaces the first
     assert said.code == 0
     assert "test accuracy" in said.out
     assert said.out.endswith(f"report: {tmp_path / 'demo' / 'report.html'}\n")
     assert "engine" in said.err  # the run's message; no progress line, as this is no terminal
     assert RunFolder.open(tmp_path / "demo").config()["seed"] == 1
     assert "Source points, classified by weight" in (tmp_path / "demo" / "report.html").read_text("utf-8")
-
-
-def test_demo_replaces_a_demo_and_no_other_run(
-    soseleto: Soseleto, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synthetic, "EPOCHS", 1)
-    for seed in (1, 2):
-        assert soseleto("demo", "--out", tmp_path / "demo", "--seed", seed).code == 0
-    assert RunFolder.open(tmp_path / "demo").config()["seed"] == 2
-    before = {path: path.read_bytes() for path in run.iterdir()}
-    said = soseleto("demo", "--out", run)
-    assert "holds a run that `soseleto demo` did not write" in one_sentence(said)
-    assert said.code == 2
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
-    (tmp_path / "demo" / "review.jsonl").write_text('{"id": "1", "action": "drop"}\n')
-    assert "or that has been reviewed" in one_sentence(soseleto("demo", "--out", tmp_path / "demo"))
-    assert (tmp_path / "demo" / "model.safetensors").exists()
 
 
 def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Soseleto, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import FixMatch, ProMix
-from soseleto.data import FeatureViews, TokenViews, Views
+from soseleto.data import FeatureViews, TokenViews
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
@@ -144,11 +144,6 @@ def test_values_are_missing_by_the_means_of_the_source(monkeypatch: pytest.Monke
             r"'strong' mixes inputs, and token ids cannot be mixed: write Strong\(mixup=0.0\)",
         ),
         ("texts", {"method": ProMix(), "inputs": Inputs(augment=TokenViews())}, "'promix' mixes inputs"),
-        (
-            "texts",
-            {"inputs": Inputs(augment=Views())},
-            r"views of images are made of uint8 tensors \(C, H, W\), got dict",
-        ),
         (
             "rows",
             {"inputs": Inputs(augment=TokenViews())},

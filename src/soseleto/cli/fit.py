@@ -290,17 +290,16 @@ def summary(folder: RunFolder) -> list[str]:
 
 def _suspects(folder: RunFolder) -> str:
     """Their number, their estimated precision, and the command that lists them."""
-    command, suspects = f"soseleto rank {folder.path} --suspects", folder.suspects()
-    if suspects is None:
-        count = int(is_suspect(folder.ranking()).sum())
-        if folder.config().get("mode") == "transfer":
-            low = counted(count, "source example has", "source examples have")
-            return f"{low} a weight below {LOW_WEIGHT:g} (soseleto rank {folder.path} --worst 20)"
-        return (
-            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
-            f"({command}; soseleto audit {folder.path} measures it)"
-        )
-    about = about_suspects(folder.ranking(), suspects)
-    if not suspects["count"]:
-        return f"{about} (soseleto rank {folder.path} --worst 20)"
-    return f"{about} ({command}; soseleto audit {folder.path} measures them)"
+    rank, audit = f"soseleto rank {folder.path}", f"soseleto audit {folder.path}"
+    ranking, suspects = folder.ranking(), folder.suspects()
+    if suspects is not None:
+        shown = f"{rank} --suspects; {audit} measures them" if suspects["count"] else f"{rank} --worst 20"
+        return f"{about_suspects(ranking, suspects)} ({shown})"
+    count = int(is_suspect(ranking).sum())
+    if folder.config().get("mode") == "transfer":
+        low = counted(count, "source example has", "source examples have")
+        return f"{low} a weight below {LOW_WEIGHT:g} ({rank} --worst 20)"
+    return (
+        f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
+        f"({rank} --suspects; {audit} measures it)"
+    )

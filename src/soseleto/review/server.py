@@ -61,25 +61,16 @@ class Refused(Exception):
 class Review:
     """One session of a review or an audit: the queue, the decisions, and the credentials."""
 
-    def __init__(
-        self,
-        run_path: str | os.PathLike[str],
-        *,
-        audit: bool = False,
-        checks: int | None = None,
-    ) -> None:
+    def __init__(self, run_path: str | os.PathLike[str], *, audit: bool = False, checks: int | None = None) -> None:
         self.run, self.is_audit = RunFolder.open(run_path), audit
         self._writing = threading.Lock()
+        if audit:
+            self.audit: Audit | None = prepare(self.run, checks)
+            self.queue = Queue(self.run, self.audit.ids())
+        else:
+            self.audit, self.queue = Audit.load(self.run), Queue(self.run)
         self.decisions = Decisions(self.run)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.decisions.close)
-            if audit:
-                self.audit: Audit | None = prepare(self.run, checks)
-                self.queue = Queue(self.run, self.audit.ids())
-            else:
-                self.audit, self.queue = Audit.load(self.run), Queue(self.run)
-            self._audited()
-            stack.pop_all()
+        self._audited()
         self.page, self.policy = render(self.run.path.resolve().name, str(run_path), audit=audit)
         self.session, self.token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
 

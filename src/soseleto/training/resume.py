@@ -117,11 +117,9 @@ class Keeper:
     def _stop(self, step: int, received: signal.Signals) -> None:
         where = f"stopped by {received.name} after step {step} of {self._task.steps}"
         if self._save(step):
-            raise Interrupted(f"{where}, which is saved: run the same again{self._with_folder()} to resume.", received)
+            folder = "" if self._records.folder is None else f" with {self._records.folder.path}"
+            raise Interrupted(f"{where}, which is saved: run the same again{folder} to resume.", received)
         raise Interrupted(f"{where}; it could not be saved, see the run's messages.", received)
-
-    def _with_folder(self) -> str:
-        return "" if self._records.folder is None else f" with {self._records.folder.path}"
 
     def _find(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any], list[str]] | None:
         """Step, state and damage messages of an unfinished run; None without a checkpoint, when it starts over."""
@@ -156,7 +154,7 @@ class Keeper:
 
     def _can_save(self) -> bool:
         """Whether this training can be saved; checked before the first step, so that the message comes early."""
-        possible, _ = self._reducer.first(self._trying(self._gather, lambda state: bool(checkpoint.encode(state, {}))))
+        possible, _ = self._reducer.first(self._trying(lambda state: bool(checkpoint.encode(state, {}))))
         return possible
 
     def _save(self, step: int) -> bool:
@@ -170,18 +168,18 @@ class Keeper:
             checkpoint.save(folder.path, step, state)
             return True
 
-        self._possible, saved = self._reducer.first(self._trying(self._gather, write))
+        self._possible, saved = self._reducer.first(self._trying(write))
         self._saved_at = time.monotonic()
         return saved
 
-    def _trying(self, gather: Callable[[], Any], use: Callable[[Any], bool]) -> Callable[[], tuple[bool, bool]]:
+    def _trying(self, use: Callable[[Any], bool]) -> Callable[[], tuple[bool, bool]]:
         """For the first rank: a function that applies ``use`` to what all ranks have gathered.
 
         It returns whether the state can be saved at all, and the result of ``use``.
         """
-        cannot: CannotSave | None = None
+        state, cannot = None, None
         try:
-            gathered = gather()
+            state = self._gather()
         except CannotSave as error:
             cannot = error
 
@@ -189,7 +187,7 @@ class Keeper:
             try:
                 if cannot is not None:
                     raise cannot
-                return True, use(gathered)
+                return True, use(state)
             except CannotSave as error:
                 self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
                 return False, False
