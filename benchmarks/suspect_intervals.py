@@ -62,7 +62,7 @@ def of(result: soseleto.Result) -> tuple[Evidence, Array]:
     source = result.source
     assert result.evidence is not None
     assert source.truth is not None
-    return result.evidence, (source.labels != source.truth).cpu().numpy()
+    return result.evidence.gathered, (source.labels != source.truth).cpu().numpy()
 
 
 def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.random.Generator) -> tuple[Evidence, Array]:

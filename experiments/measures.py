@@ -31,7 +31,7 @@ def trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
         trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
     if result.evidence is not None:
         names = {"mean_loss": "loss", "mean_margin": "margin"}
-        for name, signal in result.evidence.signals.items():
+        for name, signal in result.evidence.gathered.signals.items():
             known = signal[: len(result.source)]
             if not bool(known.isnan().any()):  # an example without neighbours of its label has no number
                 trust[names.get(name, name)] = known

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +19,6 @@ from soseleto.data.examples import in_pieces
 from soseleto.data.structure import Inputs, label_margin
 from soseleto.models.learned import last_inputs
 from soseleto.suspects.probes import PlantedProbes
-
-if TYPE_CHECKING:
-    from soseleto.suspects.suspects import Calibrated
 
 NEIGHBOURS = 20
 SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weight
@@ -58,16 +54,6 @@ class Evidence:
         like is a missing one."""
         missing = torch.tensor(self.missing, dtype=torch.int64)
         return ~(torch.isin(self.labels, missing) | torch.isin(self.support.argmax(1), missing))
-
-    @property
-    def predicted(self) -> Tensor:
-        """(n,) the model's label of every source example."""
-        return self.probabilities[: self.n_source].argmax(1)
-
-    def calibrated(self, seed: int) -> Calibrated:
-        from soseleto.suspects.suspects import Calibrated
-
-        return Calibrated.learn(self, seed)
 
     @property
     def can_calibrate(self) -> bool:

@@ -114,6 +114,21 @@ class Suspects:
 
 
 @dataclass(frozen=True, eq=False)
+class FromProbes:
+    """What a run with probes knows about the labels of its source."""
+
+    gathered: Evidence
+
+    @property
+    def predicted(self) -> Tensor:
+        """(n,) the model's label of every source example."""
+        return self.gathered.probabilities[: self.gathered.n_source].argmax(1)
+
+    def calibrated(self, seed: int) -> Calibrated:
+        return Calibrated.learn(self.gathered, seed)
+
+
+@dataclass(frozen=True, eq=False)
 class Calibrated:
     """Probabilities learned on the probes.
 

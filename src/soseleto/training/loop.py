@@ -27,6 +27,7 @@ from soseleto.run_folder.ranking import is_suspect
 from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
+from soseleto.suspects.suspects import FromProbes
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
@@ -266,7 +267,7 @@ class Loop:
         if not evidence.can_calibrate:
             self.records.message("suspects have no probabilities, since the target has too few of the source's classes")
             return result
-        return replace(result, evidence=evidence)
+        return replace(result, evidence=FromProbes(evidence))
 
     def _facts(self) -> dict[str, Any]:
         return {**facts_of(self.data, self._source, self.setup.network), **self.fingerprints}
