@@ -240,12 +240,7 @@ def layers(size: Size) -> int:
 
 
 VOCABULARY = {"vocab_size": lambda size: size.vocabulary}
-BODY = {
-    "hidden_size": width(),
-    "num_hidden_layers": layers,
-    "num_attention_heads": 2,
-    "intermediate_size": width(2),
-}
+BODY = {"hidden_size": width(), "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": width(2)}
 ENCODER = {**VOCABULARY, **BODY, "max_position_embeddings": length}
 DECODER = {**ENCODER, "num_key_value_heads": 1, "pad_token_id": 0}
 PATCHES = {**BODY, "image_size": lambda size: size.pixels, "patch_size": 8}

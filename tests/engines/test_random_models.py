@@ -12,18 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from random_models import (
-    CLASSES,
-    DRAWS,
-    LAYERS,
-    LOSSES,
-    OPTIMIZERS,
-    SOURCE,
-    STEMS,
-    TARGET,
-    Clock,
-    RandomModel,
-)
+from random_models import CLASSES, DRAWS, LAYERS, LOSSES, OPTIMIZERS, SOURCE, STEMS, TARGET, Clock, RandomModel
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.auto import AutoEngine

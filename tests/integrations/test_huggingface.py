@@ -69,14 +69,14 @@ def collate(features: list[dict[str, Any]]) -> dict[str, Tensor]:
     }
 
 
-def trainer(folder: Path, model: Any = None, **kwargs: Any) -> Any:
+def trainer(folder: Path, model: Any = None, kind: Any = SoseletoTrainer, **kwargs: Any) -> Any:
     settings = {"per_device_train_batch_size": 8, "num_train_epochs": 1, "learning_rate": 5e-3, "report_to": []}
     settings |= {"save_strategy": "no", "logging_steps": 2, "disable_tqdm": True, "use_cpu": True, "seed": 3}
     settings |= kwargs.pop("args", {})
     made = {"train_dataset": texts(48, 0, wrong=12), "target_dataset": texts(16, 1), "data_collator": collate}
     args = transformers.TrainingArguments(str(folder), **settings)
     model = bert() if model is None and "model_init" not in kwargs else model
-    return SoseletoTrainer(model, args, **(made | kwargs))
+    return kind(model, args, **(made | kwargs))
 
 
 def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
@@ -108,15 +108,9 @@ def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
             seen.append({name: value.clone() for name, value in inputs.items()})
             return super().training_step(model, inputs, num_items_in_batch)
 
-    args = transformers.TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=2, max_steps=2, optim="sgd", seed=3,
-        learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True,
-        save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    watched = Watched(
-        one, args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate, target_batch_size=4,
-        method=Soseleto(),
-    )  # fmt: skip
+    args = {"gradient_accumulation_steps": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 0.1}
+    args |= {"lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    watched = trainer(tmp_path, one, Watched, args=args, target_batch_size=4, method=Soseleto())
     targets: list[Any] = []
     begin = watched._begin
 
@@ -164,10 +158,11 @@ def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float)
 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    plain = transformers.TrainingArguments(
-        str(tmp_path), **args, per_device_train_batch_size=8, report_to=[], use_cpu=True, disable_tqdm=True
-    )
-    transformers.Trainer(bert(), plain, train_dataset=texts(16, 0), data_collator=collate).train()
+
+    def plain(*given: Any, target_dataset: Any, **named: Any) -> Any:
+        return transformers.Trainer(*given, **named)
+
+    trainer(tmp_path, kind=plain, args=args, train_dataset=texts(16, 0)).train()
     with pytest.raises(UsageError, match=r"has no selection\.pt, so another trainer wrote it"):
         trainer(tmp_path, args=args, train_dataset=texts(16, 0)).train(resume_from_checkpoint=True)
 
@@ -241,12 +236,11 @@ def test_another_loss_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"compute_loss_func would be ignored.*give per_example_loss="):
         trainer(tmp_path, compute_loss_func=of_batch)
-    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
-    given = {"args": args, "train_dataset": texts(8, 0), "target_dataset": texts(4, 1), "data_collator": collate}
     with pytest.raises(UsageError, match=r"compute_loss of Logging would be ignored.*such as default_loss\(model\)"):
-        Logging(bert(), **given)
+        trainer(tmp_path, kind=Logging)
     loss = default_loss(bert())
-    assert Logging(bert(), compute_loss_func=of_batch, per_example_loss=loss, **given).per_example_loss is loss
+    made = trainer(tmp_path, kind=Logging, compute_loss_func=of_batch, per_example_loss=loss)
+    assert made.per_example_loss is loss
 
 
 def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
@@ -328,10 +322,7 @@ def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:
     class Selecting(SelectionMixin, Other):
         pass
 
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
-    )
-    made = Selecting(bert(), args, train_dataset=texts(8, 0), target_dataset=texts(4, 1), data_collator=collate)
+    made = trainer(tmp_path, kind=Selecting, args={"max_steps": 1}, train_dataset=texts(8, 0))
     with pytest.raises(UsageError, match=r"call train\(\) first"):
         _ = made.weights
     made.train()

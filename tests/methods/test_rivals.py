@@ -195,13 +195,7 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
 @pytest.mark.parametrize(
     ("method", "epochs", "apart", "share", "between"),
     [
-        (
-            Strong(teacher=0.9, judging=0.5),
-            10,
-            0.5,
-            "clean_share",
-            (0.5, 0.7),
-        ),  # an underconfident teacher
+        (Strong(teacher=0.9, judging=0.5), 10, 0.5, "clean_share", (0.5, 0.7)),  # an underconfident teacher
         (FixMatch(teacher=0.9, threshold=0.8), 6, 0.4, "confident_share", (0.3, 1.0)),
         (DivideMix(warm_up=0.3), 6, 0.6, "clean_share", (0.4, 0.8)),
         (ProMix(warm_up=0.3), 6, 0.4, "clean_share", (0.4, 0.8)),

@@ -70,9 +70,8 @@ def test_a_network_is_rebuilt_from_its_description(name: str, options: Any, mode
     if "lora" in options:
         pytest.importorskip("peft")
     model, described = made(f"hf:{vit}" if name == "hf" else name, mode, **weights, **options)
-    again = rebuilt(
-        "hf:not there" if name == "hf" else name, mode, classes=4, described=json.loads(json.dumps(described))
-    )
+    absent = "hf:not there" if name == "hf" else name
+    again = rebuilt(absent, mode, classes=4, described=json.loads(json.dumps(described)))
     again.load_state_dict(model.state_dict())
     assert trained(again) == trained(model)
     images = torch.rand(2, *SHAPE)
@@ -148,25 +147,15 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         ("timm:test_resnet", {"weights": "missing.safetensors"}, "there is no file missing.safetensors"),
         ("hf:/not/there", {}, "there is no folder '/not/there'"),
         ("hf:x", {"weights": "a.safetensors"}, "weights are for timm"),
+        ("hf:x", {"train": "last"}, "write --train last:2"),
+        ("hf:x", {"lora": -1}, "0 or more"),
+        ("hf:x", {"lora": 2, "train": "head"}, "leave --train out"),
+        ("hf:x", {"batch_norm": "no"}, "train or fixed"),
     ],
 )
 def test_mistakes_are_one_sentence(name: str, options: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made(name, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"train": "last"}, "write --train last:2"),
-        ({"lora": -1}, "0 or more"),
-        ({"lora": 2, "train": "head"}, "leave --train out"),
-        ({"batch_norm": "no"}, "train or fixed"),
-    ],
-)
-def test_options_are_checked(options: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        PretrainedOptions(**options)
 
 
 @pytest.mark.parametrize(("package", "name"), [("timm", "timm:resnet18"), ("transformers", "hf:x")])

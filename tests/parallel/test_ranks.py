@@ -101,10 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
             scores=last_layer(whitened(), unit_length(), at_temperature()),
         )
     },
-    "preconditioned": {
-        "method": soseleto.Soseleto(direction=preconditioned()),
-        "optimizer": partial(adamw, lr=0.01),
-    },
+    "preconditioned": {"method": soseleto.Soseleto(direction=preconditioned()), "optimizer": partial(adamw, lr=0.01)},
     "pooled by class": {"method": soseleto.Soseleto(scores=pooled_by_class())},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
