@@ -203,12 +203,7 @@ class Call:
         """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
 
-    def find_layout(self, examples: int, sums: Sums) -> None:
-        """Set the layout, once the number of losses is known."""
-        if self.rows != examples:
-            self.layout = sums.layout(self.shape, self._leading(), examples)
-
-    def _leading(self) -> int:
+    def leading(self) -> int:
         """The number of leading dimensions of the output over which the parameters are the same."""
         shape, lead = self.shape, 1
         if self.rule is LINEAR or self.rule is EMBEDDING:

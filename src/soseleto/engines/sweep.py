@@ -63,24 +63,20 @@ class Sweep:
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
         """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
         refuse_sharded(tape.sharded, "a source gradient in the same pass")
-        self._split(losses, n_source)
-        self._derived = tape.derived
-        tape.backward(losses, self.finish, scales=self.scales)
+        self._source, self._target = slice(0, n_source), slice(n_source, None)
+        scales = torch.ones_like(losses)  # source losses are summed, target losses averaged
+        if n_source < len(losses):
+            scales[n_source:] = 1.0 / (len(losses) - n_source)
+        self._parts, self._derived = Parts(losses[:n_source]), tape.derived
+        tape.backward(losses, self._finish, scales=scales)
         self._close()
 
-    def _split(self, losses: Tensor, n_source: int) -> None:
-        self._source, self._target = slice(0, n_source), slice(n_source, None)
-        self.scales = torch.ones_like(losses)  # source losses are summed, target losses averaged
-        if n_source < len(losses):
-            self.scales[n_source:] = 1.0 / (len(losses) - n_source)
-        self._parts = Parts(losses[:n_source])
-
-    def finish(self, calls: list[Call]) -> None:
+    def _finish(self, calls: list[Call]) -> None:
         group = calls[0].group
         small = SmallGradients() if group is not None and group.is_mixed else self._small
         for call in calls:
             small.add(call)
-        mine = small if small is not self._small else None
+        mine = None if small is self._small else small
         direction = self._direction(calls, mine)
         for call in calls:
             self._parts.add(call.alignment(direction, self._source))

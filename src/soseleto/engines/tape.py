@@ -251,8 +251,10 @@ class Tape(TorchFunctionMode):
     def check_rows(self, rows: int) -> None:
         """Find the layout of calls whose first dimension is not the batch; raises where it is not known."""
         for call in self.calls:
-            call.find_layout(rows, self.sums)
-            if call.rows != rows and call.layout is None:
+            if call.rows == rows:
+                continue
+            call.layout = self.sums.layout(call.shape, call.leading(), rows)
+            if call.layout is None:
                 raise self._no_rule(
                     next(iter(call.names.values())),
                     f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",

@@ -46,19 +46,16 @@ class ParameterStates:
 
     def of(self, name: str) -> ParameterState | None:
         """None for a parameter that the optimizer does not step."""
-        if len(self.optimizer.param_groups) != self._groups:
-            self._find()
+        groups = self.optimizer.param_groups
+        if len(groups) != self._groups:
+            of_group = {id(p): at for at, group in enumerate(groups) for p in group["params"]}
+            named = self._model.named_parameters()
+            self._places = {key: (p, of_group[id(p)]) for key, p in named if id(p) in of_group}
+            self._groups = len(groups)
         if name not in self._places:
             return None
-        parameter, group = self._places[name]
-        return ParameterState(self.optimizer.state.get(parameter, {}), self.optimizer.param_groups[group])
-
-    def _find(self) -> None:
-        groups = self.optimizer.param_groups
-        of_group = {id(p): at for at, group in enumerate(groups) for p in group["params"]}
-        named = self._model.named_parameters()
-        self._places = {name: (p, of_group[id(p)]) for name, p in named if id(p) in of_group}
-        self._groups = len(groups)
+        parameter, at = self._places[name]
+        return ParameterState(self.optimizer.state.get(parameter, {}), groups[at])
 
 
 @dataclass(frozen=True)
