@@ -163,8 +163,9 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     train, test = split("train", root, human), split("test", root, None)
     truth = truth_of(train) if human else train.labels
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
-    if config.mlc:
-        order = order[_classes_in_turn(truth[order])]
+    if config.mlc:  # every class has its n-th example before any has the next
+        turns = one_hot(truth[order], 10).cumsum(0).gather(1, truth[order][:, None]).squeeze(1)
+        order = order[turns.argsort(stable=True)]
     trusted, others = order[: config.n_trusted], order[config.n_trusted :]
     heldout, others = others[: config.n_heldout], others[config.n_heldout :][: config.n_source]
     right = replace(train, labels=truth, truth=None)
@@ -177,11 +178,6 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
         truth=truth[others],
         before=None if human is None else train.labels[trusted],
     )
-
-
-def _classes_in_turn(labels: Tensor) -> Tensor:
-    """The order in which every class has its n-th example before any has the next."""
-    return one_hot(labels, 10).cumsum(0).gather(1, labels[:, None]).squeeze(1).argsort(stable=True)
 
 
 def by_confusion(labels: Tensor, confusion: Tensor, seed: int) -> Tensor:

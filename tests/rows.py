@@ -123,13 +123,8 @@ class Packed(nn.Module):
 
     def __init__(self, mixes: bool = False) -> None:
         super().__init__()
-        self.embed, self.qkv, self.norm, self.out = (
-            nn.Embedding(WORDS, 6),
-            nn.Linear(6, 18),
-            nn.LayerNorm(6),
-            nn.Linear(6, WORDS),
-        )
-        self.mixes = mixes
+        self.embed, self.qkv = nn.Embedding(WORDS, 6), nn.Linear(6, 18)
+        self.norm, self.out, self.mixes = nn.LayerNorm(6), nn.Linear(6, WORDS), mixes
 
     def forward(self, tokens: Tensor, owner: Tensor) -> Tensor:
         """Logits (1, N, WORDS) of tokens (1, N)."""
@@ -182,12 +177,8 @@ def mean_of_flat_tokens(model: nn.Module, batch: Any) -> Tensor:
 class TokenMlp(nn.Module):
     def __init__(self, flat: bool = False) -> None:
         super().__init__()
-        self.embed, self.layer, self.norm, self.out = (
-            nn.Embedding(WORDS, 6),
-            nn.Linear(6, 6),
-            nn.LayerNorm(6),
-            nn.Linear(6, WORDS),
-        )
+        self.embed, self.layer = nn.Embedding(WORDS, 6), nn.Linear(6, 6)
+        self.norm, self.out = nn.LayerNorm(6), nn.Linear(6, WORDS)
         self.scale, self.flat = nn.Parameter(torch.rand(6)), flat
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from soseleto.algorithm import Evaluated, Soseleto
 from soseleto.data import structure
@@ -235,7 +236,8 @@ class Selection:
 
     def _run_for(self, source: Batch, target: Batch) -> Callable[[Batch, Batch], dict[str, Tensor]]:
         """The step, as a CUDA graph where that is asked for and every part of the batches is a tensor."""
-        if not self._records or not all(map(structure.is_of_tensors, (source.inputs, target.inputs))):
+        parts = pytree.tree_leaves((source.inputs, target.inputs))
+        if not self._records or not all(isinstance(part, Tensor) for part in parts):
             return self._backward
         kind, device = None, self._state.task.device.type
         if torch.is_autocast_enabled(device):

@@ -104,7 +104,7 @@ class TablePreparation:
 
     def read(self, table: Any) -> Tensor:
         """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
-        columns, dtype = self.formatted_as(table), self._dtype
+        columns, dtype = [column.formatted_as(table[column.name]) for column in self.columns], self._dtype
         check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
         inputs = storage.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
@@ -114,10 +114,6 @@ class TablePreparation:
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
         return inputs
-
-    def formatted_as(self, table: Any) -> tuple[Column, ...]:
-        """The columns, with dates in the format that this table has them in."""
-        return tuple(column.formatted_as(table[column.name]) for column in self.columns)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
@@ -353,7 +349,8 @@ def unusable_values(table: Any, preparation: TablePreparation, *, where: str) ->
     """
     examples = {seen.name: seen.examples for seen in preparation.seen}
     problems = []
-    for column in preparation.formatted_as(table):
+    for fitted in preparation.columns:
+        column = fitted.formatted_as(table[fitted.name])
         unseen = isinstance(column, Category)
         if isinstance(column, Text) or (unseen and where == "source"):
             continue

@@ -91,11 +91,6 @@ def plain(structure: Any) -> Any:
     return structure
 
 
-def is_of_tensors(structure: Any) -> bool:
-    """Whether every part is a tensor."""
-    return all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(structure))
-
-
 def call(model: Any, inputs: Any) -> Any:
     """The model's outputs: a mapping is passed as keyword arguments, a tuple or list as positional ones."""
     if isinstance(inputs, Mapping):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,9 +50,9 @@ def load(path: Path, reading: Reading | None = None) -> Any:
         table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
         return table
-    except (DataError, FileNotFoundError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except FileNotFoundError as error:
         raise DataError(f"{path} is missing: check the path.") from error
     except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
         raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
@@ -230,8 +230,7 @@ class _Column(Sequence[Any]):
 # Columns
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The columns with a role; the others are features."""
 
     label: str
@@ -257,10 +256,11 @@ def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
     path = path_column_of(table, reading, what=what)
     identity = _column(table, reading, "id_column", IDS, what)
     truth = _column(table, reading, "truth_column", (), what)
-    used = [column for column in (label, path, identity, truth) if column is not None]
+    columns = Columns(label, path, identity, truth)
+    used = [column for column in columns if column is not None]
     if len(set(used)) != len(used):
         raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
-    return Columns(label, path, identity, truth)
+    return columns
 
 
 def path_column_of(table: Any, reading: Reading, *, what: str) -> str | None:
@@ -310,20 +310,19 @@ def from_table(
     _check(table, name, what)
     if name != "source" and reading.truth_column not in table.column_names:
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
-    columns = columns_of(table, reading, what=what)
-    truth, identity = columns.truth, columns.identity
+    label, path, identity, truth = columns_of(table, reading, what=what)
     raw = Raw(
         name,
-        labels_from(table[columns.label].to_pylist(), name=name),
+        labels_from(table[label].to_pylist(), name=name),
         ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
         truth=None if truth is None else names_of(table[truth].to_pylist()),
         images=images,
     )
     if images is not None:
         return raw
-    if columns.path is not None:
-        return _with_images(raw, table[columns.path].to_pylist(), reading, folder)
-    return _with_features(raw, table, (columns.label, identity, truth, reading.before_column), what)
+    if path is not None:
+        return _with_images(raw, table[path].to_pylist(), reading, folder)
+    return _with_features(raw, table, (label, identity, truth, reading.before_column), what)
 
 
 def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
