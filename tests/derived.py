@@ -147,7 +147,7 @@ class Padded(nn.Module):
         self.layer, self.out = nn.Linear(7, 5), nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(len(x), 6, dtype=x.dtype)
+        h = torch.zeros(len(x), 6, dtype=x.dtype, device=x.device)
         h[:, :5] = torch.tanh(self.layer(x))
         return self.out(h)
 
@@ -182,7 +182,7 @@ class InPlace(nn.Module):
         return F.silu(h.clamp_(min=-1), inplace=True)
 
     def rows_of_a_constant(self, h: Tensor) -> Tensor:
-        total, rows = torch.zeros_like(h).detach(), torch.arange(len(h))
+        total, rows = torch.zeros_like(h).detach(), torch.arange(len(h), device=h.device)
         total.index_add_(0, rows, h)
         total.index_add_(0, rows, torch.tanh(h))
         return total

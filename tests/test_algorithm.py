@@ -321,11 +321,6 @@ def test_bad_settings(make: Callable[[], Any], words: str) -> None:
         make()
 
 
-def alignments_of(mean: Tensor, noise: float, visits: int, seed: int) -> list[Tensor]:
-    seeded = torch.Generator().manual_seed(seed)
-    return [mean + noise * torch.randn(len(mean), generator=seeded) for _ in range(visits)]
-
-
 def pooled(labels: Tensor, visits: list[Tensor]) -> Tensor:
     """Estimates after all visits, in batches of 50."""
     task = noisy_task(net(), n_source=len(labels), classes=int(labels.max()) + 1)
@@ -340,7 +335,8 @@ def pooled(labels: Tensor, visits: list[Tensor]) -> Tensor:
 def test_pooling_finds_useless_classes_in_noise() -> None:
     """Five visits, ten times noisier than the difference between the classes: single means are hopeless."""
     labels = torch.arange(2000) % 4
-    visits = alignments_of((labels < 2).float() * 0.1, 1.0, visits=5, seed=0)
+    seeded = torch.Generator().manual_seed(0)
+    visits = [(labels < 2).float() * 0.1 + torch.randn(len(labels), generator=seeded) for _ in range(5)]
     assert auroc(torch.stack(visits).mean(0), labels >= 2) < 0.65
     assert auroc(pooled(labels, visits), labels >= 2) > 0.99
 
