@@ -166,7 +166,6 @@ def test_changes_of_the_default_method(wrong_share: float) -> None:
         ({"weight_decay": -1.0}, "weight_decay must be 0 or more, got -1.0: 0.0005 is usual"),
         ({"optimizer": (sgd, "cosine")}, "or a pair of it and a schedule"),
         ({"method": Strong()}, r"Strong\(\) takes uint8 images"),
-        ({"method": Strong(mixup=0.3), "mode": "transfer"}, "leave method out in transfer mode"),
         ({"augment": (None, None, None)}, "augment must be one Augment for both sides, or a pair"),
         ({"augment": soseleto.data.Views()}, "the method 'soseleto' takes one view of an image"),
         ({"method": Strong(), "inputs": "images", "augment": soseleto.Augment(flip=True)}, "needs two views"),

@@ -169,13 +169,6 @@ def test_an_error_nobody_foresaw_is_named_and_debug_shows_where(
     assert loud.code == 1
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = soseleto("rank", run, "--out", tmp_path / "file" / "ranking.csv")
-    assert str(tmp_path / "file") in one_sentence(said)
-    assert said.code == 1
-
-
 def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path) -> None:
     said = soseleto("rank", run)
     rows = list(csv.DictReader(io.StringIO(said.out)))

@@ -83,17 +83,11 @@ def test_an_onnx_file_describes_its_table(desk: Path) -> None:
     onnx.save(onnx.helper.make_model(graph), str(desk / "tiny.onnx"))
     loaded = soseleto.load(desk / "run")
     _describe(desk / "tiny.onnx", loaded.classes, loaded.preparation)
-    assert described(desk / "tiny.onnx") == loaded.preparation
     props = {entry.key: entry.value for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props}
+    assert TablePreparation.from_dict(json.loads(props["soseleto.table"])) == loaded.preparation
     assert json.loads(props["soseleto.classes"]) == list(loaded.classes or ())
     _describe(desk / "tiny.onnx", loaded.classes, None)  # images have no preparation
     assert [entry.key for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props] == ["soseleto.classes"]
-
-
-def described(file: Path) -> TablePreparation:
-    onnx = pytest.importorskip("onnx")
-    props = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
-    return TablePreparation.from_dict(json.loads(props["soseleto.table"]))
 
 
 def test_the_comparison_of_tables_has_gradient_boosting(desk: Path) -> None:

@@ -100,17 +100,6 @@ def test_probes_and_transfer_take_structures():
     assert result.ranking()["predicted_label"].shape == (40,)
 
 
-def test_the_users_loss_reads_what_the_model_returns():
-    class TwoHeads(Plain):
-        def forward(self, x):
-            return {"logits": super().forward(x), "size": self.hidden(x).square().mean(1)}
-
-    def both(outputs, labels):
-        return soseleto.cross_entropy(outputs, labels) + 0.1 * outputs["size"]
-
-    assert fitted(TwoHeads(), X, loss=both).evaluate((X, Y))["loss"] > 0
-
-
 def test_what_is_refused():
     with pytest.raises(soseleto.UsageError, match="standardize=True is for inputs that are one tensor"):
         fitted(Named(), DICT, inputs=soseleto.Inputs(standardize=True))
