@@ -355,6 +355,11 @@ class _Model:
         return min(size, PRETRAINED_BATCH) if self.pretrained and not self.reads_images else size
 
 
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether a part of the model comes from a library of pretrained models."""
+    return _Model(model).pretrained
+
+
 def _library(part: nn.Module) -> str:
     return type(part).__module__.partition(".")[0]
 

@@ -202,12 +202,14 @@ def fit(
         COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
     ] = None,
     baselines: Annotated[
-        bool,
+        bool | None,
         COMPARISON(
             "--baselines/--no-baselines",
-            help="Also train without weights, on both sets mixed, and on the target alone.",
+            help="Also train the network without weights, on both sets mixed, and on the target alone. [default: only "
+            "where there is no first answer to compare with]",
+            show_default=False,
         ),
-    ] = True,
+    ] = None,
     keep: Annotated[
         str,
         COMPARISON(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or SOSELETO's."),
@@ -221,7 +223,7 @@ def fit(
     ] = None,
     suspect_precision: Annotated[
         float | None,
-        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.95]"),
+        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]"),
     ] = None,
     labels_before: Annotated[
         str | None,

@@ -16,7 +16,7 @@ from torch import nn
 
 from soseleto.cli.options import FitOptions, open_text
 from soseleto.comparison import accuracy
-from soseleto.comparison.compare import compare, default_probes, folds_of, plan, remember_source
+from soseleto.comparison.compare import compare, default_probes, features_by, folds_of, plan, remember_source
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
@@ -28,7 +28,7 @@ from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
 from soseleto.run_folder.files import checksums_of
-from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
+from soseleto.run_folder.folder import FIRST, PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
 from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
@@ -99,7 +99,7 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None])
             options.mode,  # type: ignore[arg-type]  # check has seen it
             test=pair.test,
             folds=training.folds,
-            baselines=options.baselines,
+            baselines=training.baselines,
             keep=options.keep,  # type: ignore[arg-type]  # compare checks it
             epochs=options.epochs,
             batch_size=options.batch_size,
@@ -214,11 +214,21 @@ class Training:
 
     @cached_property
     def probes(self) -> Any:
-        return self.options.probes_of(self.pair, default_probes(self.options.mode, self.compute, self.pair))
+        default = default_probes(self.options.mode, self.compute, self.pair, self.features)
+        return self.options.probes_of(self.pair, default)
+
+    @cached_property
+    def features(self) -> Any:
+        """What makes the features of the first answer."""
+        return features_by(self.make, self.pair, self.options.mode, self.compute)
+
+    @property
+    def baselines(self) -> bool:
+        return self.features is None if self.options.baselines is None else self.options.baselines
 
     @property
     def folds(self) -> int:
-        return folds_of(self.options.folds, self.pair, baselines=self.options.baselines)
+        return folds_of(self.options.folds, self.pair)
 
     def plan(self) -> list[str]:
         options, pair = self.options, self.pair
@@ -262,16 +272,22 @@ class Training:
 
     def _about_comparison(self) -> list[str]:
         options, pair = self.options, self.pair
-        apart = bool(self.probes.share) and options.baselines and (pair.test is not None or self.folds > 0)
-        parts = plan(pair, options.mode, folds=self.folds, baselines=options.baselines, apart=apart, seed=options.seed)
+        apart = bool(self.probes.share) and self.baselines and (pair.test is not None or self.folds > 0)
+        parts = plan(pair, options.mode, folds=self.folds, baselines=self.baselines, apart=apart, seed=options.seed)
         if not parts:
             return []
+        if self.features is not None:
+            known = {"columns": "the columns", "pixels": "the pixels", "network": f"frozen features of {self.model}"}
+            first = [f"a first answer by {known[self.features]} comes before the training, in {options.out / FIRST}"]
+        else:
+            first = []
         on_test = pair.test and counted(len(pair.test), "test example")
         where = on_test or f"{self.folds} held-out folds of the target"
         names = [accuracy.TITLES[name] for name in dict.fromkeys(part.method for part in parts) if name != "soseleto"]
         beside = f" beside {', '.join(names)}" if names else ""
         more = counted(len(parts), "more training")
-        return [f"accuracy is measured on {where}{beside}: {more} (--folds 0 and --no-baselines leave them out)"]
+        ways = "--folds 0 and --no-baselines leave" if self.baselines else "--folds 0 leaves"
+        return [*first, f"accuracy is measured on {where}{beside}: {more} ({ways} them out)"]
 
 
 def summary(folder: RunFolder) -> list[str]:

@@ -115,7 +115,7 @@ class FitOptions:
     batch_size: int | None = None
     lr: float | None = None
     folds: int | None = None
-    baselines: bool = True
+    baselines: bool | None = None
     keep: str = "best"
     probes: float | None = None
     suspect_precision: float | None = None
@@ -193,7 +193,8 @@ class FitOptions:
         return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
 
     def probes_of(self, pair: Pair, default: Probes) -> Probes:
-        share = default.share if self.probes is None else self.probes
+        usual = "auto" if self.labels_before is not None else default.share
+        share = usual if self.probes is None else self.probes
         before = self.labels_before_of(pair) if share or self.labels_before is not None else None
         probes = {**self.config.get("probes", {}), "share": share, "labels_before": before}
         return of_table(Probes, probes, "probes", precision=self.suspect_precision)

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SOSELETO, BOOSTING = "soseleto", "gradient_boosting"
+SOSELETO, BOOSTING, SCAN = "soseleto", "gradient_boosting", "scan"
+ON_FEATURES = "scan_"  # what the rivals of a first answer begin with: they are shown and not kept
 TITLES = {
     SOSELETO: "SOSELETO",
     BOOSTING: "gradient boosting",
     "ordinary": "ordinary training",
     "mixed": "mixed training",
     "target_only": "target only",
+    SCAN: "first answer",
+    f"{ON_FEATURES}mixed": "all labels, same features",
+    f"{ON_FEATURES}target_only": "target only, same features",
 }
 EVIDENCE = 1.0  # standard errors by which a baseline must be better to be kept
 
@@ -101,14 +105,19 @@ def winner(judged: Sequence[Judged]) -> str:
     """The baseline with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
 
     Where the source does harm, little speaks for SOSELETO beforehand, and the target alone needs no standard error.
-    Gradient boosting is shown beside the networks and is not kept.
+    Gradient boosting, and other training on the features of a first answer, are shown and not kept.
     """
-    networks = {method: found for method, found in differences(judged).items() if method != BOOSTING}
+    networks = {method: found for method, found in differences(judged).items() if is_kept(method)}
     needed = {method: EVIDENCE * difference.error for method, difference in networks.items()}
     if source_harms(judged):
         needed["target_only"] = 0.0
     better = {method: one.value for method, one in networks.items() if one.value > needed[method]}
     return max(better, key=lambda method: better[method]) if better else SOSELETO
+
+
+def is_kept(method: str) -> bool:
+    """Whether the method's model is one that a comparison may keep."""
+    return method != BOOSTING and not method.startswith(ON_FEATURES)
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:

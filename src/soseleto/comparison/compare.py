@@ -21,11 +21,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from soseleto import methods
-from soseleto.comparison.accuracy import BOOSTING, SOSELETO, TITLES, Judged, rows, table, winner
+from soseleto.comparison.accuracy import BOOSTING, ON_FEATURES, SCAN, SOSELETO, TITLES, Judged, rows, table, winner
+from soseleto.comparison.scan import First, compared, enough_trusted, first_answer, with_solution
 from soseleto.data import (
     Augment,
     Examples,
@@ -38,14 +40,15 @@ from soseleto.data import (
     read_pair,
 )
 from soseleto.data.text import TextPreparation
-from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve
+from soseleto.defaults import DefaultMethod, augment_for, is_pretrained, kind_of_inputs, resolve
 from soseleto.errors import TrainingError, UsageError, counted, first_line
 from soseleto.methods.strong import Strong
+from soseleto.models.learned import Learned, last_linear
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.prediction.load import load_run
 from soseleto.prediction.predictor import Predictor, fit_temperature
-from soseleto.run_folder.folder import CALIBRATION, COMPARISON, PARTS, RunFolder
+from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, REVIEW, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import AUTO_SHARE, FEWEST, Share
 from soseleto.task.losses import Loss, cross_entropy
@@ -64,6 +67,8 @@ KEEP = ("best", SOSELETO)
 FOLDS = 3
 FEWEST_TARGET = 4  # examples left to train on beside a fold
 MOST_BOOSTED = 1_000_000  # source rows, which scikit-learn holds in memory
+MOST_NUMBERS = 30_000_000  # in the inputs of a first answer without a network; more would take minutes
+Features = Literal["columns", "pixels", "network"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -100,7 +105,7 @@ def compare(
     *,
     test: Any = None,
     folds: int | None = None,
-    baselines: bool = True,
+    baselines: bool | None = None,
     keep: Literal["best", "soseleto"] = "best",
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -121,26 +126,30 @@ def compare(
 ) -> Comparison:
     """Train as ``fit`` does, and beside it the baselines on the same data; keep the best model.
 
-    The baselines are ordinary, mixed and target-only training, in transfer mode only the last; for a table that was
-    read from files also gradient boosting, which is shown and not kept. With ``out`` an interrupted comparison is
-    continued: trainings that have ended are not repeated.
+    In noisy mode it begins with ``scan``, where the features are columns, small images or those of a pretrained
+    network: a first answer, which judges the labels, gives a pretrained network its first head, and is kept where
+    training ends below it. The baselines are then trained on the same features, in seconds. Otherwise, and with
+    ``baselines=True``, they are ordinary, mixed and target-only trainings of the network, in transfer mode only the
+    last; for a table that was read from files also gradient boosting, which is shown and not kept. With ``out`` an
+    interrupted comparison is continued: trainings that have ended are not repeated.
 
     Args:
         model: as in ``fit``, and left as it is: every training gets a copy. Or a function that makes a new one.
         source, target, mode: as in ``fit``; the target must fit into memory.
         test: examples to evaluate on, in place of folds of the target.
-        folds: of the target; by default 3, fewer for a tiny target, and 0 with a test set or without baselines.
-        baselines: whether to train them.
+        folds: of the target; by default 3, fewer for a tiny target, and 0 with a test set.
+        baselines: whether to train them; by default not beside a first answer, which has its own.
         keep: ``"soseleto"`` keeps SOSELETO's model whatever the comparison says.
         method: of SOSELETO's training alone, as are ``probes``; all others are for every training.
-        probes: by default ``"auto"`` in noisy mode, if there are enough examples.
-        out: the run folder of SOSELETO's training, with the comparison and the model that is kept.
+        probes: by default ``"auto"`` in noisy mode, if there are enough examples and no first answer judges the labels.
+        out: the run folder of SOSELETO's training, with the comparison and the model that is kept; the first answer is
+            in its folder ``first`` before the training begins.
 
     Example:
         >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
         >>> compared = compare(nn.Linear(2, 2), (x, y), (x[:8], y[:8]), epochs=1)
         >>> [row["method"] for row in compared.rows]
-        ['soseleto', 'ordinary', 'mixed', 'target_only']
+        ['soseleto', 'scan', 'scan_mixed', 'scan_target_only']
     """
     if keep not in KEEP:
         raise UsageError(f"keep must be {' or '.join(map(repr, KEEP))}, got {keep!r}.")
@@ -148,22 +157,26 @@ def compare(
     pair = _pair(source, target, test, mode)
     if inputs.standardize is None and isinstance(pair.preparation, TablePreparation) and pair.preparation.codes:
         inputs = replace(inputs, standardize=pair.preparation)  # codes of categories are no quantities
-    given = default_probes(mode, compute, pair) if probes is None else as_probes(probes)
-    if given.share and given.labels_before is None:
-        given = replace(given, labels_before=found_before(pair.labels_before, pair.target))
+    make = _maker(model)
+    features = features_by(make, pair, mode, compute)
+    asked = default_probes(mode, compute, pair, features) if probes is None else as_probes(probes)
+    if asked.share and asked.labels_before is None:
+        asked = replace(asked, labels_before=found_before(pair.labels_before, pair.target))
+    baselines = features is None if baselines is None else baselines
     if pair.columns is not None:
         checkpoints = replace(checkpoints, notes={**checkpoints.notes, "columns": list(pair.columns)})
     comparing = Comparing(
-        make=_maker(model),
+        make=make,
+        features=features,
         pair=pair,
         mode=mode,
-        folds=folds_of(folds, pair, baselines=baselines),
+        folds=folds_of(folds, pair),
         baselines=baselines,
         keep=keep,
         method=method,
         inputs=inputs,
         heads=heads,
-        probes=given,
+        probes=asked,
         target_batch_size=target_batch_size,
         checkpoints=checkpoints,
         compute=compute,
@@ -206,18 +219,40 @@ def _watchers(progress: Watcher | Sequence[Watcher]) -> list[Watcher]:
     return [LiveLine() if watcher is True else watcher for watcher in every]  # one line for all trainings
 
 
-def default_probes(mode: str, compute: Compute, pair: Pair) -> Probes:
-    """They need one process, whole batches and enough examples of both sides."""
+def default_probes(mode: str, compute: Compute, pair: Pair, features: Features | None) -> Probes:
+    """They need one process, whole batches and enough examples of both sides.
+
+    None where a first answer judges the labels, unless their mistakes are known from earlier labels; pixels judge worse
+    than a network that is trained on them.
+    """
+    if features in ("columns", "network") and found_before(pair.labels_before, pair.target) is None:
+        return Probes(share=0.0)
     alone = compute.micro_batch_size is None and (compute.reducer is None or compute.reducer.ranks == 1)
     enough = len(pair.source) >= 5 * FEWEST and len(pair.target) * AUTO_SHARE >= FEWEST
     return Probes(share="auto" if mode == "noisy" and alone and enough else 0.0)
 
 
-def folds_of(folds: int | None, pair: Pair, *, baselines: bool) -> int:
-    """As given, checked; by default three, fewer for a tiny target, and none where there is nothing to measure."""
+def features_by(make: Callable[[], nn.Module], pair: Pair, mode: str, compute: Compute) -> Features | None:
+    """What makes the features of a first answer; None where there is none."""
+    labels = pair.target.labels.cpu()
+    alone = compute.reducer is None or compute.reducer.ranks == 1
+    if mode != "noisy" or not alone or labels.is_floating_point() or labels.ndim != 1:
+        return None
+    if not isinstance(pair.source, Examples) or not enough_trusted(labels.numpy()):
+        return None
+    if is_pretrained(model := make()):
+        return "network" if last_linear(model) is not None else None
+    inputs = pair.source.inputs
+    if not isinstance(inputs, Tensor) or inputs.numel() > MOST_NUMBERS or inputs.ndim not in (2, 4):
+        return None
+    return "columns" if inputs.ndim == 2 else "pixels"
+
+
+def folds_of(folds: int | None, pair: Pair) -> int:
+    """As given, checked; by default three, fewer for a tiny target, and none with a test set."""
     n = len(pair.target)
     if folds is None:
-        if pair.test is not None or not baselines:
+        if pair.test is not None:
             return 0
         return FOLDS if n >= 2 * FEWEST_TARGET else 2 if n >= FEWEST_TARGET else 0
     if folds < 0 or folds == 1:
@@ -287,6 +322,7 @@ class Comparing:
     """The trainings of one comparison; ``chosen`` are arguments of ``fit`` that all of them share."""
 
     make: Callable[[], nn.Module]
+    features: Features | None
     pair: Pair
     mode: Literal["noisy", "transfer"]
     folds: int
@@ -305,6 +341,7 @@ class Comparing:
     watchers: list[Watcher]
     chosen: dict[str, Any]
     trained: dict[str, Predictor] = field(default_factory=dict)  # by the name of the part
+    first: list[First] = field(default_factory=list)  # the first answer, if there is one
     failed: set[str] = field(default_factory=set)  # methods that diverged in one of their parts
 
     def __post_init__(self) -> None:
@@ -338,6 +375,7 @@ class Comparing:
 
     def run(self) -> Comparison:
         """All trainings that have not ended, and what they come to."""
+        self._begin()
         every = [self.main, *self.parts]
         for part in every:
             if not self.team.first(lambda part=part: self._has_ended(part)):  # type: ignore[misc]
@@ -350,7 +388,7 @@ class Comparing:
         result = self.trained.get("") or self._model(self.main)
         predictor = result if kept is self.main else self._model(kept)
         if self.out is not None:
-            self.team.first(lambda: shutil.rmtree(self.out / PARTS, ignore_errors=True))  # type: ignore[operator]
+            self.team.first(self._tidy)
         return Comparison(
             rows=self.team.first(lambda: rows(self._judged)),
             kept=replace(predictor, temperature=temperature),
@@ -359,6 +397,53 @@ class Comparing:
             judged_on="target" if self.pair.test is None else "test",
             folds=self.folds,
         )
+
+    def _begin(self) -> None:
+        """The first answer; after an interruption it is made again, which takes as long as reading it."""
+        if self.features is None:
+            return
+        for watcher in self.watchers:
+            if isinstance(watcher, LiveLine):
+                watcher.stage(TITLES[SCAN])
+        place = None if self.out is None else self.out / FIRST
+        ended = place is not None and RunFolder(place).is_run() and RunFolder(place).has_ended()
+        notes = {name: value for name, value in self.checkpoints.notes.items() if name == "columns"}
+        first = first_answer(
+            self.pair.source,
+            self.pair.target,
+            None,
+            self.make() if self.features == "network" else None,
+            self.probes.precision,
+            self.inputs,
+            seed=self.seed,
+            device=self.device,
+            out=None if ended else place,
+            notes=self.checkpoints.notes if self.features == "network" else notes,
+            progress=[watcher for watcher in self.watchers if not hasattr(watcher, "log")],
+        )
+        self.trained[SCAN] = first.result
+        self.first.append(first)
+
+    def _started(self, part: Part) -> nn.Module:
+        """A new model; a pretrained one begins with a head that was learned without the examples it is judged on."""
+        model = self.make()
+        if self.features != "network" or part.method != SOSELETO:
+            return model
+        (first,) = self.first
+        kept = np.arange(len(self.pair.target))
+        if self.pair.test is None and part.name:
+            kept = np.setdiff1d(kept, part.places.numpy())
+        found = first.found if len(kept) == len(self.pair.target) else first.beliefs(kept)
+        started = with_solution(model, found.model, first.classes)
+        return model if isinstance(started, Learned) else started
+
+    def _tidy(self) -> None:
+        """Delete the parts; what was decided in a review of the first answer is decided of the whole run."""
+        assert self.out is not None
+        shutil.rmtree(self.out / PARTS, ignore_errors=True)
+        earlier, decisions = self.out / FIRST / REVIEW, self.out / REVIEW
+        if earlier.exists() and not decisions.exists():
+            shutil.copyfile(earlier, decisions)
 
     # One training
 
@@ -381,7 +466,7 @@ class Comparing:
         ours = part.method == SOSELETO
         method = self.method if ours else methods.by_name(part.method)
         result = fit(
-            self.make(),
+            self._started(part),
             self.pair.source,
             part.target,
             self.mode,
@@ -389,7 +474,7 @@ class Comparing:
             inputs=self.inputs if ours or not self._is_strong else replace(self.inputs, augment=self._plain_augment),
             target_batch_size=self._target_batch(part),
             heads=copy.deepcopy(self.heads),
-            probes=None if part.name else self.probes,
+            probes=None if part.name else self._judging,
             compute=self.compute,
             checkpoints=replace(self.checkpoints, notes={**self.checkpoints.notes, **self._notes}),
             seed=self.seed,
@@ -401,6 +486,13 @@ class Comparing:
         )
         if self.out is None or not part.name:  # others are in their folders, and would fill a GPU
             self.trained[part.name] = result
+
+    @property
+    def _judging(self) -> Probes:
+        """Probes, or the evidence of the first answer in place of them."""
+        if self.probes.share or self.features not in ("columns", "network"):
+            return self.probes
+        return replace(self.probes, evidence=self.first[0].result.evidence)
 
     @property
     def _is_strong(self) -> bool:
@@ -466,7 +558,7 @@ class Comparing:
     def _model(self, part: Part) -> Predictor:
         """From the part's folder, since in a sharded training no rank has the whole model."""
         place, module, heads = self._place(part), self.make(), copy.deepcopy(self.heads)
-        if place is None:
+        if place is None or part.method == SCAN:
             return self.trained[part.name]
         if heads.source is not None and heads.target is not None:
             module = TrunkAndHeads(module, heads.source, heads.target)
@@ -494,10 +586,17 @@ class Comparing:
     def _judged(self) -> list[Judged]:
         """What the comparison is made of: with a test set the main training, and not its folds."""
         if self.pair.test is None:
-            return [*self._on_folds, *self._boosted]
+            return [*self._on_folds, *self._of_first, *self._boosted] if self._on_folds else []
         main = [] if self.apart else [self.main]
         on_test = [part for part in self.parts if not part.name.startswith("fold-")]
-        return [*self._evaluated([*main, *on_test]), *self._boosted]
+        first = [self._judge(whole(SCAN, self.pair))] if self.first else []
+        return [*self._evaluated([*main, *on_test]), *first, *self._boosted]
+
+    @property
+    def _of_first(self) -> list[Judged]:
+        """The first answer and training on its features, on target examples that their classifiers have not seen."""
+        judged = compared(self.first[0].found) if self.first else []
+        return [replace(each, method=SCAN if each.method == SOSELETO else ON_FEATURES + each.method) for each in judged]
 
     @property
     def _boosted(self) -> list[Judged]:
@@ -516,13 +615,13 @@ class Comparing:
 
     def _conclude(self, kept: Part) -> float:
         """Calibrate the model that is kept, and write the comparison; returns the temperature."""
-        held_out = [one for one in self._on_folds if one.method == kept.method]
+        held_out = [one for one in [*self._on_folds, *self._of_first] if one.method == kept.method]
         labels = torch.cat([one.labels for one in held_out]) if held_out else torch.zeros(0)
         temperature = fit_temperature(torch.cat([one.outputs for one in held_out]), labels) if held_out else 1.0
         if self.out is None:
             return temperature
         folder = RunFolder(self.out)
-        if kept.name:
+        if kept.name and kept.method != SCAN:
             folder.keep_model(RunFolder(self._place(kept)))  # type: ignore[arg-type]
         if held_out:
             folder.write_json(CALIBRATION, {"temperature": temperature, "examples": len(labels)}, indent=None)

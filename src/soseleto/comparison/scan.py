@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soseleto.beliefs.cross_fit import FOLDS, ROUNDS, Beliefs, cross_fit
+from soseleto.beliefs.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
 from soseleto.beliefs.suspects import FromBeliefs
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
 from soseleto.data import ExampleSet, TablePreparation, structure
@@ -35,13 +36,12 @@ from soseleto.task.losses import cross_entropy
 from soseleto.training.data import Data, class_count, seeded
 from soseleto.training.history import Records, weight_record
 from soseleto.training.loop import facts_of, write_result
-from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
+from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
 from soseleto.training.progress import as_watchers
 from soseleto.training.result import Result
 from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
 
-PRECISION = 0.9
 LEAST = -30.0  # the output for a class without any example
 
 
@@ -51,7 +51,7 @@ def scan(
     learner: Any = None,
     model: nn.Module | None = None,
     *,
-    precision: float = PRECISION,
+    precision: float = SUSPECT_PRECISION,
     inputs: Inputs = Inputs(),
     seed: int = 0,
     device: str | torch.device = "auto",
@@ -79,6 +79,63 @@ def scan(
         >>> found.weights.shape
         torch.Size([150])
     """
+    return first_answer(
+        source,
+        target,
+        learner,
+        model,
+        precision,
+        inputs,
+        seed=seed,
+        device=device,
+        out=out,
+        notes=notes,
+        progress=progress,
+    ).result
+
+
+@dataclass(frozen=True, eq=False)
+class First:
+    """A first answer, and what it was made from: a network, and its features of source and target."""
+
+    result: Result
+    network: Network
+    features: tuple[Array, Array]
+    labels: tuple[Array, Array]
+    learner: Any
+    seed: int
+
+    @property
+    def classes(self) -> int:
+        assert self.network.outputs is not None
+        return self.network.outputs
+
+    @property
+    def found(self) -> Beliefs:
+        assert isinstance(self.result.evidence, FromBeliefs)
+        return self.result.evidence.found
+
+    def beliefs(self, kept: Array) -> Beliefs:
+        """As if only these examples of the target were known, given by their places."""
+        (of_source, of_target), (labels, trusted) = self.features, self.labels
+        return _beliefs((of_source, of_target[kept]), (labels, trusted[kept]), self.network, self.learner, self.seed)
+
+
+def first_answer(
+    source: Any,
+    target: Any,
+    learner: Any,
+    model: nn.Module | None,
+    precision: float,
+    inputs: Inputs,
+    *,
+    seed: int,
+    device: str | torch.device,
+    out: str | Path | None,
+    notes: Mapping[str, Any] | None,
+    progress: Watcher | Sequence[Watcher],
+) -> First:
+    """As ``scan``, with what ``compare`` needs further."""
     data, where = Data.read(source, target, "noisy"), choose_device(device)
     options = Options(
         mode="noisy",
@@ -94,10 +151,24 @@ def scan(
         network = _network(model, data, options, where)
         folder = None if out is None else RunFolder.create(out, resume=True)
         with nullcontext() if folder is None else folder.held():
-            result = _scanned(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
+            first = _answered(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
             if folder is not None and isinstance(source, str | Path):
                 remember(folder, source, Reading(), data.feature_names, digest(source), data.texts, data.checked)
-    return result
+    return first
+
+
+def enough_trusted(labels: Array) -> bool:
+    """Whether every fold leaves two classes to learn."""
+    return int((np.bincount(labels) >= 2).sum()) >= 2
+
+
+def _beliefs(
+    features: tuple[Array, Array], labels: tuple[Array, Array], network: Network, learner: Any, seed: int
+) -> Beliefs:
+    assert network.outputs is not None
+    return cross_fit(
+        features[0], labels[0], features[1], labels[1], classes=network.outputs, learner=learner, seed=seed
+    )
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -119,9 +190,9 @@ def _network(model: nn.Module | None, data: Data, options: Options, device: torc
     return Network.of(model, options, data, sharing=Sharing(Single(), None), device=device)
 
 
-def _scanned(
+def _answered(
     data: Data, network: Network, learner: Any, options: Options, records: Records, device: torch.device
-) -> Result:
+) -> First:
     config = {
         **options.describe(),
         "mode": "noisy",
@@ -140,16 +211,20 @@ def _scanned(
         records.folder.write_config(config)
         records.folder.cut_metrics(0)
     records.begin({"epochs": 1, "n_source": len(data.source), "n_target": len(data.target)}, resumed=False)
-    sides = [features_of_set(network, examples, device, records) for examples in (data.source, data.target)]
-    labels = [examples.labels.cpu().numpy() for examples in (data.source, data.target)]
-    assert network.outputs is not None
-    found = cross_fit(
-        sides[0], labels[0], sides[1], labels[1], classes=network.outputs, learner=learner, seed=options.seed
+    of_source, of_target = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
+    if not enough_trusted(of_target):
+        raise UsageError("the target needs two examples each of at least two classes: give more of them.")
+    features = (
+        features_of_set(network, data.source, device, records),
+        features_of_set(network, data.target, device, records),
     )
+    labels = of_source, of_target
+    found = _beliefs(features, labels, network, learner, options.seed)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
     missing = data.classes_without_target()
     judged = ~torch.isin(data.source.labels.cpu(), torch.tensor(missing, dtype=torch.int64))
+    assert network.outputs is not None
     model = with_solution(network.model, found.model, network.outputs)
     result = Result(
         model=model,
@@ -175,7 +250,7 @@ def _scanned(
         folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(compared(found))})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
-    return result
+    return First(result, network, features, labels, learner, options.seed)
 
 
 def _weights(found: Beliefs) -> Weights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import choose_device
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable
-from soseleto.run_folder.folder import CONFIG, LEARNER, PRETRAINED, RunFolder
+from soseleto.run_folder.folder import CONFIG, FIRST, LEARNER, PRETRAINED, RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -81,6 +81,9 @@ def load_run(
 ) -> LoadedRun:
     """As ``load``; ``text`` is the preparation of texts where the folder has no tokenizer, as while it trains."""
     where = choose_device(device)
+    if (folder.comparison() or {}).get("kept") == "scan":
+        first = load_run(RunFolder(folder.path / FIRST), model, loss=loss, device=device, text=text)
+        return replace(first, temperature=folder.temperature())
     with readable(folder.path):
         config, state = folder.config(), folder.model_state()
         prepare = _prepare(config, folder, text)

@@ -229,7 +229,13 @@ def compared_how(run: RunFiles) -> str:
 
 
 def _method(name: str) -> str:
-    titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
+    titles = {
+        "soseleto": "SOSELETO",
+        "ordinary": "ordinary training",
+        "mixed": "mixed training",
+        "scan": "the first answer",
+    }
+    titles |= {"scan_mixed": "all labels, same features", "scan_target_only": "target only, same features"}
     return titles.get(name, name.replace("_", " "))
 
 
@@ -239,7 +245,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     Boosted models are compared but never kept, see ``winner`` in ``comparison/accuracy.py``.
     """
     rivals = {row["method"]: row for row in comparison.get("rows") or [] if "minus_soseleto" in row}
-    networks = [row for method, row in rivals.items() if method != "gradient_boosting"]
+    networks = [row for method, row in rivals.items() if method != "gradient_boosting" and "scan_" not in method]
     boosted = rivals.get("gradient_boosting")
     parts = [_kept(networks, comparison.get("kept", "soseleto"))] if networks else []
     if boosted is not None and boosted["minus_soseleto"]["low"] > 0:

@@ -61,6 +61,7 @@ FILES = (
     *(AUDIT, REVIEW, PICTURES, REPORT),
 )
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
+FIRST = "first"  # a run of its own: the first answer, which commands read until the training has ended
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 WRITTEN_BY = "written_by"  # entry of config.json: the command whose runs may be replaced by the same command
 _NOTES = "soseleto"  # metadata entry of a safetensors file, a JSON object with ...
@@ -112,15 +113,18 @@ class RunFolder:
             if run.config().get(WRITTEN_BY) != written_by or (review.exists() and review.stat().st_size):
                 why = f"holds a run that `{written_by}` did not write, or that has been reviewed"
                 raise UsageError(f"{run.path} {why}: give --out another folder, or delete that one.")
-            for name in (CHECKPOINT, PARTS):
+            for name in (CHECKPOINT, PARTS, FIRST):
                 shutil.rmtree(run.path / name, ignore_errors=True)
             for name in (CHECKSUMS, *reversed(FILES)):  # config.json last, because it marks the folder as a run
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """An existing run; UsageError with the closest name otherwise."""
+        """An existing run, or its first answer while it trains; UsageError with the closest name otherwise."""
         run = cls(path)
+        first = cls(run.path / FIRST)
+        if first.is_run() and not run.has_ended() and first.has_ended():
+            return first
         if not run.path.exists():
             near = [str(entry) for entry in run.path.parent.glob("*/")]
             raise UsageError(f"there is no run folder {run.path}{did_you_mean(str(run.path), near)}.")
@@ -324,7 +328,7 @@ def require_writable(out: Path, *, run: RunFolder, force: bool, reads: Sequence[
 
 
 def _is_leftover(entry: Path) -> bool:
-    return entry.name.startswith(".") and entry.suffix == ".part"
+    return entry.name == FIRST or (entry.name.startswith(".") and entry.suffix == ".part")
 
 
 def _untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -256,6 +256,8 @@ class Loop:
     def _with_evidence(self, result: Result, state: Any) -> Result:
         """With the label-quality signals of every source example, where there were probes."""
         probes, signals, data, seed = self.data.probes, self.signals, self.data, self.options.seed
+        if self.options.probes.evidence is not None:
+            return replace(result, evidence=self.options.probes.evidence)
         if probes is None or signals is None:
             return result
         recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}

@@ -19,7 +19,7 @@ from soseleto.suspects.probes import Share
 from soseleto.task.losses import Loss
 
 CHECKPOINT_SECONDS = 60.0
-SUSPECT_PRECISION = 0.95
+SUSPECT_PRECISION = 0.9
 AUTOCAST = (torch.bfloat16, torch.float16)
 
 
@@ -56,11 +56,13 @@ class Probes:
     labels_before: the labels that the target's examples had before they were checked, -1 where unknown: wrong probes
         then carry real mistakes; otherwise those that the data suggest
     precision: the share of the suspects that should really be mislabelled
+    evidence: of a ``scan`` of the same source and target, in place of planted examples
     """
 
     share: Share = "auto"
     labels_before: Any = None
     precision: float = SUSPECT_PRECISION
+    evidence: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:

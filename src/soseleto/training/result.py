@@ -60,7 +60,7 @@ class Result(Predictor):
     settings: Settings | None = None
     evidence: LabelEvidence | None = None  # where the labels were judged
     missing: tuple[int, ...] = ()
-    suspect_precision: float = 0.95
+    suspect_precision: float = 0.9
 
     def __repr__(self) -> str:
         model, epochs = type(self.model).__name__, counted(len(self.history), "epoch")
@@ -88,7 +88,7 @@ class Result(Predictor):
     def suspects(self, precision: float | None = None) -> Suspects:
         """The source examples that are probably mislabelled, as many as ``precision`` allows.
 
-        precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.95
+        precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.9
 
         Every source example gets a probability, except where the target has no example of its label or of the class
         that it looks like; ``.at(threshold)`` gives precision and recall at any threshold.

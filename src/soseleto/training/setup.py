@@ -89,7 +89,7 @@ class Options:
             **self.describe(),
             "mode": self.mode,
             "inputs": repr(self.inputs),
-            "probes": to_data(self.probes),
+            "probes": to_data(replace(self.probes, evidence=None)),
             "checkpoints": [self.checkpoints.seconds, self.checkpoints.steps, self.checkpoints.resume],
             "examples per pass": self.compute.micro_batch_size,
         }
