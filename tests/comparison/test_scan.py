@@ -157,3 +157,23 @@ def test_the_command(digits, tmp_path):
     listed = CliRunner().invoke(app, ["rank", str(tmp_path / "run"), "--suspects"])
     rows = list(csv.DictReader(listed.output.splitlines()))
     assert np.mean([wrong[int(row["id"])] for row in rows if row["id"].isdigit()]) > 0.8
+
+
+def test_copies_are_judged_by_classifiers_that_have_seen_neither() -> None:
+    """A nearest neighbour knows the label of every copy that it has seen."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 5)), draw.integers(0, 2, 60)
+    sides = (
+        (np.concatenate([x[:20], draw.normal(size=(200, 5))]), draw.integers(0, 2, 220)),
+        (x.repeat(4, 0), y.repeat(4)),
+    )
+    numbers = np.concatenate([np.arange(20), np.arange(100, 300)]), np.arange(60).repeat(4)
+
+    def right(groups):
+        found = cross_fit(
+            *sides[0], *sides[1], classes=2, learner=RandomForestClassifier(20, random_state=0), groups=groups
+        )
+        return np.mean(found.rivals["target_only"].argmax(1) == sides[1][1])
+
+    assert right(None) > 0.9
+    assert right(numbers) < 0.7

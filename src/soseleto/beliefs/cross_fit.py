@@ -62,11 +62,21 @@ def cross_fit(
     classes: int,
     learner: Any = None,
     seed: int = 0,
+    groups: tuple[Array, Array] | None = None,
 ) -> Beliefs:
-    """Beliefs in the labels of a source, by ``learner``, any scikit-learn classifier that takes sample weights."""
+    """Beliefs in the labels of a source, by ``learner``, any scikit-learn classifier that takes sample weights.
+
+    groups: (n,) and (m,) numbers; source and trusted examples with one number, such as copies, are in one fold
+    """
     learner = logistic_regression() if learner is None else learner
     draw = np.random.default_rng(seed)
-    folds, of_trusted = fold_of(labels, draw), fold_of(trusted_labels, draw)
+    if groups is None:
+        folds, of_trusted = fold_of(labels, draw), fold_of(trusted_labels, draw)
+    else:
+        folds, of_trusted = fold_of(labels, draw, groups[0]), fold_of(trusted_labels, draw, groups[1])
+        numbers, first = np.unique(groups[1], return_index=True)
+        shared = np.isin(groups[0], numbers)
+        folds[shared] = of_trusted[first[np.searchsorted(numbers, groups[0][shared])]]
     known = np.isin(labels, trusted_labels)  # a label of any other class cannot be judged by trusted examples
     n, m = len(labels), len(trusted_labels)
 
@@ -140,8 +150,11 @@ def rank_in(source: Array, values: Array) -> Array:
     return (below + upto) / (2 * len(source))
 
 
-def fold_of(labels: Array, draw: np.random.Generator) -> Array:
-    """The fold of each example: every class spread as evenly as possible, at random."""
+def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = None) -> Array:
+    """The fold of each example: every class spread as evenly as possible, at random; a group goes with its first."""
+    if groups is not None:
+        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        return fold_of(labels[first], draw)[group]
     shuffled = draw.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     folds = np.empty(len(labels), dtype=int)
