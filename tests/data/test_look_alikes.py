@@ -13,6 +13,7 @@ from soseleto.data import ProblemsError, Reading, as_examples, check_pair, read_
 from soseleto.data.labels import plain
 from soseleto.data.read import read_inputs
 from soseleto.data.reading import escaped, existing
+from soseleto.errors import UsageError
 from soseleto.run_folder.source import image_from_file
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"
@@ -28,7 +29,9 @@ def table(path, labels, first=0):
     return path
 
 
-@pytest.mark.parametrize("pair", [("Cat", "cat"), ("b", "b "), (NFC, NFD), ("STRASSE", "Straße")])
+@pytest.mark.parametrize(
+    "pair", [("Cat", "cat"), ("b", "b "), (NFC, NFD), ("STRASSE", "Straße"), ("red\u200b fox", "red  fox")]
+)
 def test_look_alikes_within_the_source_are_named_and_do_not_stop(tmp_path, pair):
     source = table(tmp_path / "s.csv", [*pair, "dog"])
     target = table(tmp_path / "t.csv", [*pair, "dog"], first=10)
@@ -57,6 +60,22 @@ def test_look_alikes_between_the_sets_stop(tmp_path):
     more = table(tmp_path / "m.csv", ["Cat", "dog", "cat", "dog"])
     (problem,) = [p for p in check_pair(more, target, mode="noisy") if p.kind == "look-alike classes"]
     assert not problem.stops  # the target's spelling is in the source
+
+
+def test_numbers_that_are_spelled_otherwise_look_alike(tmp_path):
+    source = table(tmp_path / "s.csv", ["007", "8", "A1", "A01", "1.10", "1.1"])
+    target = table(tmp_path / "t.csv", ["7", "8.0", "A1"], first=9)
+    (problem,) = [p for p in check_pair(source, target, mode="noisy") if p.kind == "look-alike classes"]
+    assert "the classes '007' and '7', '8' and '8.0' look alike but" in problem.text
+    assert problem.stops
+
+
+def test_two_columns_for_one_role_are_not_chosen_between(tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text("a,Label,label\n1,x,y\n2,u,v\n")
+    with pytest.raises(UsageError, match=r"has the columns Label, label: name the one to use, such as label_column="):
+        as_examples(path, name="source")
+    assert as_examples(path, name="source", reading=Reading(label_column="label")).classes == ("v", "y")
 
 
 @pytest.fixture

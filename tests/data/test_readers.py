@@ -31,6 +31,28 @@ def test_an_image_folder(image_folder):
     assert as_examples(root, name="source").fingerprint() == made.fingerprint()
 
 
+def test_every_format_of_pillow_is_read_and_other_files_are_named(tmp_path, image_folder):
+    root = image_folder("source", {"cat": [1], "dog": [2]})
+    for seed, ending in enumerate(("jfif", "jpe", "avif", "jp2", "apng", "pnm", "ico"), start=3):
+        Image.radial_gradient("L").rotate(seed).save(root / "cat" / f"{seed}.{ending}")
+    Image.new("RGB", (32, 32)).save(root / "loose.png")
+    (root / "dog" / "deep").mkdir()
+    for path in ("README.txt", "dog/deep/a.heic", "dog/b.xml"):
+        (root / path).write_bytes(b"no image")
+    target = image_folder("target", {"cat": [10], "dog": [11]})
+    (root / "dog" / "link").symlink_to(target / "dog")
+    pair = read_pair(root, target, mode="noisy")
+    assert len(pair.source) == 9
+    assert [(one.kind, one.stops, one.text) for one in pair.problems] == [
+        ("not read", False, "1 image beside the class folders, not in one (loose.png): not used."),
+        (
+            "not read",
+            False,
+            "4 files that Pillow does not read as images (README.txt, dog/b.xml, dog/deep/a.heic, dog/link): not used.",
+        ),
+    ]
+
+
 def write_table(path, columns):
     if path.suffix == ".parquet":
         pa.parquet.write_table(pa.table(columns), path)

@@ -41,6 +41,8 @@ def test_quoted_line_breaks_are_read(tmp_path):
     made = read(tmp_path / "t.csv", content)
     assert made.ids == ("p\n1,2,x", 'q "said"\r\n\r\nmore\n', "r")
     assert names(made) == ["x", "y", '5" nail']
+    long = "word " * 40_000  # above the limit of Python's csv
+    assert read(tmp_path / "t.csv", f'id,a,label\n"{long}\n",1,x\n').ids == (f"{long}\n",)
 
 
 def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):

@@ -15,10 +15,10 @@ from PIL import Image
 import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images
-from soseleto.data import Examples
+from soseleto.data import Examples, Problem
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
-from soseleto.run_folder.folder import COMPARISON, RunFolder
+from soseleto.run_folder.folder import COMPARISON, PROBLEMS, RunFolder
 from soseleto.run_folder.source import load_thumbnails, save_thumbnails
 
 
@@ -64,8 +64,10 @@ def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:
     assert f"correct: {correct} incorrect: {500 - correct}" in text
 
 
-def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(page: str) -> None:
+def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(run: RunFolder, page: str) -> None:
     assert "the target loss is &lt;small&gt;" in page
+    run.write_json(PROBLEMS, [Problem("source", "not read", "1 file <b>", stops=False).to_dict()])
+    assert "<li>source: 1 file &lt;b&gt;</li>" in render(run.path)
     assert "two &lt;b&gt;features" in page
     assert "right &amp; proper" in page
     assert "<b>" not in page

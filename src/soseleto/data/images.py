@@ -34,16 +34,16 @@ from torch import Tensor
 
 from soseleto.data import storage
 from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
-from soseleto.errors import DataError
+from soseleto.errors import DataError, counted
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
     from PIL import Image
 
 VERSION = 3  # part of every cache key: increase it when a rule changes
 MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
-# No format that needs another program or embeds code (EPS runs Ghostscript).
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+# No format that needs another program or embeds code (EPS runs Ghostscript), or that has no signature (TGA). HEIF is
+# read where a plugin, such as pillow-heif, has been registered.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "MPO", "AVIF", "JPEG2000", "HEIF", "DIB", "ICO", "PCX")
 _MIN_SIDE, _MAX_RATIO = 4, 20
 _SAMPLED = 256  # source images, evenly spaced, whose headers decide size and colour
 _LARGEST = 224  # the largest side chosen by default
@@ -73,7 +73,8 @@ def open_image(path: str) -> Image.Image:
     content = Path(path).read_bytes()
     if not content:
         raise Unreadable("is empty")
-    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    Image.init()
+    image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
@@ -281,7 +282,7 @@ def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
 
 
 def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = True) -> Raw:
-    """All images at any depth below the class folders, sorted by path; hidden files are skipped.
+    """All images at any depth below the class folders, sorted by path; hidden files are skipped, others named.
 
     labelled: else images beside the class folders are read too, and every label is 0
     """
@@ -290,14 +291,23 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
-    paths = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
+    files = {c: sorted(_files(folder, c, allow_outside=reading.allow_outside)) for c in classes}
+    paths = {c: list(filter(is_image, files[c])) for c in classes}
     ids = [path for c in classes for path in paths[c]]
+    top = sorted(one.name for one in os.scandir(folder) if one.is_file() and not one.name.startswith("."))
+    loose = list(filter(is_image, top))
     if not labelled:
-        ids = sorted([*ids, *(one.name for one in os.scandir(folder) if one.is_file() and _is_image(one.name))])
+        ids = sorted([*ids, *loose])
     if not ids:
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
-        raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files {place}.")
+        raise DataError(f"no images below {folder} of the {name}: put .jpg, .jpeg, .png ... files {place}.")
     problems = []
+    if labelled and loose:
+        text = f"{counted(len(loose), 'image')} beside the class folders, not in one ({_some(loose)}): not used."
+        problems.append(Problem(name, "not read", text, stops=False))
+    if other := [file for file in (*top, *(file for c in classes for file in files[c])) if not is_image(file)]:
+        text = f"{counted(len(other), 'file')} that Pillow does not read as images ({_some(other)}): not used."
+        problems.append(Problem(name, "not read", text, stops=False))
     if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
@@ -305,30 +315,38 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
     if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
         text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
         problems.append(Problem(name, "outside", text, tuple(outsiders)))
-    files = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    full = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
         Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
-        files=files,
+        files=full,
         ids=tuple(map(escaped, ids)),
-        paths=tuple(map(escaped, files)),
+        paths=tuple(map(escaped, full)),
         problems=tuple(problems),
     )
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+def is_image(path: str | Path) -> bool:
+    from PIL import Image
+
+    return Image.registered_extensions().get(os.path.splitext(path)[1].lower()) in FORMATS
 
 
-def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
-    """Posix paths relative to the folder; linked folders below the class only if ``allow_outside``."""
+def _some(paths: Sequence[str]) -> str:
+    return some([escaped(path) for path in paths])
+
+
+def _files(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
+    """Posix paths relative to the folder; linked folders below the class are entered only if ``allow_outside``."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"the folder {error.filename} cannot be read ({error.strerror}): check its permissions.")
 
     for here, folders, names in os.walk(folder / c, onerror=fail, followlinks=allow_outside):
         folders[:] = [below for below in folders if not below.startswith(".")]
-        yield from (Path(here, name).relative_to(folder).as_posix() for name in names if _is_image(name))
+        links = [] if allow_outside else [below for below in folders if os.path.islink(os.path.join(here, below))]
+        visible = (name for name in (*names, *links) if not name.startswith("."))
+        yield from (Path(here, name).relative_to(folder).as_posix() for name in visible)
 
 
 def outside(root: Path, paths: Sequence[str]) -> list[int]:

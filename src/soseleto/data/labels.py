@@ -23,6 +23,8 @@ from soseleto.errors import DataError, counted
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
+_WHOLE = re.compile(r"\A([+-]?)0*([0-9]+)(\.0+)?\Z", re.ASCII)
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
 _LONGEST = 200  # characters of a label
 _BREAKS = re.compile(r"[\r\n]")
 
@@ -87,7 +89,7 @@ def labels_of_words(words: Sequence[str]) -> list[Any]:
 
 
 # Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode. Class names that
-# differ only in case, surrounding blanks or Unicode form look alike: they are reported, or made one class.
+# differ only in case, blanks, Unicode form or zeros (007, 7, 7.0) look alike: they are reported, or made one class.
 
 
 def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
@@ -172,9 +174,9 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
 
 
 def plain(name: str) -> str:
-    """Without surrounding blanks, casefolded, and in Unicode's composed form (NFC)."""
-    folded = unicodedata.normalize("NFC", name).strip().casefold()
-    return unicodedata.normalize("NFC", folded)
+    """Without double, outer and invisible blanks, casefolded, in Unicode's composed form (NFC); 7 for 007 and 7.0."""
+    folded = unicodedata.normalize("NFC", _INVISIBLE.sub("", name)).casefold()
+    return _WHOLE.sub(r"\1\2", unicodedata.normalize("NFC", " ".join(folded.split())))
 
 
 def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:

@@ -5,6 +5,7 @@ Source, target and test are read together: one class list, one image shape, one 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped,
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
+logger = logging.getLogger("soseleto")
 MODES = ("noisy", "transfer")
 _UNLABELLED = "unlabelled set"
 _LABELS_BEFORE = ("label_before", "labels_before", "before", *tables.LABELS)
@@ -135,9 +137,15 @@ def as_examples(
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
     examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
+    _raise_or_log(problems)
+    return examples
+
+
+def _raise_or_log(problems: Sequence[Problem]) -> None:
     if any(problem.stops for problem in problems):
         raise ProblemsError(problems)
-    return examples
+    for problem in problems:
+        logger.warning("%s", problem)
 
 
 # Forms of data
@@ -322,7 +330,7 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
     if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
         values = prepared(tables.load(path, reading), preparation, str(path))
         return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
-    if path.suffix.lower() in image_files.SUFFIXES and path.is_file():
+    if image_files.is_image(path) and path.is_file():
         raw = Raw("input", torch.zeros(1, dtype=torch.int64), files=(str(path),))
     else:
         raw = _from_path(path, "input", reading, labelled=False)
@@ -331,8 +339,7 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
     image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
     examples, problems = _decoded(raw, image_shape, reading)
-    if problems:
-        raise ProblemsError(problems)
+    _raise_or_log(problems)
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
     names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))

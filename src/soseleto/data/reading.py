@@ -40,7 +40,7 @@ class Reading:
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
-    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
+    merge_labels: make one class of names that differ only in case, blanks, Unicode form or zeros (007, 7 and 7.0)
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images

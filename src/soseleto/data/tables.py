@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +106,7 @@ def _load_csv(text: str, path: Path, reading: Reading) -> Any:
 def _check_quotes(text: str, delimiter: str, path: Path) -> None:
     """Refuse what RFC 4180 does not allow: pyarrow reads all rows after a quote that is not closed as one field."""
     reader, line = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 0
+    limit = csv.field_size_limit(sys.maxsize)
     try:
         for _ in reader:
             line = reader.line_num
@@ -113,6 +115,8 @@ def _check_quotes(text: str, delimiter: str, path: Path) -> None:
             f"the row in line {line + 1} of {path} has a stray quote or a field that does not end ({error}): close the "
             'quote, write it twice inside a quoted field (""), or save the table as Parquet.'
         ) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _load_json(text: str, path: Path) -> Any:
@@ -277,7 +281,11 @@ def _column(table: Any, reading: Reading, option: str, names: Sequence[str], wha
     if given is not None and given not in columns:
         hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
         raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
-    return given or usual(columns, names)
+    found = given or usual(columns, names)
+    alike = [column for column in columns if given is None and found and column.lower() == found.lower()]
+    if len(alike) > 1:
+        raise UsageError(f"{what} has the columns {some(alike)}: name the one to use, such as {option}={found!r}.")
+    return found
 
 
 def index_columns(table: Any) -> list[str]:

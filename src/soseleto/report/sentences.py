@@ -37,6 +37,7 @@ class RunFiles:
     source: Record  # path and columns of the source
     comparison: Record  # accuracies of other methods on the same data
     suspects: Record  # threshold and estimates of the suspects
+    problems: tuple[str, ...] = ()  # of the data
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> RunFiles:
@@ -51,6 +52,7 @@ class RunFiles:
             source=folder.source(),
             comparison=folder.comparison() or {},
             suspects=folder.suspects() or {},
+            problems=tuple(folder.problems()),
         )
 
     def _first(self, event: str) -> Record:
@@ -75,8 +77,8 @@ class RunFiles:
 
     @property
     def messages(self) -> list[str]:
-        """The messages of the run, without repetition, in order."""
-        texts = [str(text) for text in self.start.get("messages") or []]
+        """The problems of the data and the messages of the run, without repetition, in order."""
+        texts = [*self.problems, *(str(text) for text in self.start.get("messages") or [])]
         texts += [str(record.get("text", "")) for record in self.records if record.get("event") == "message"]
         return list(dict.fromkeys(texts))
 

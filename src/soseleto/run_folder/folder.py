@@ -207,6 +207,13 @@ class RunFolder:
         """Where the source was read from, see source.py; empty where it was not a file."""
         return self.read_json(SOURCE) or {}
 
+    def problems(self) -> list[str]:
+        """The problems of the data, one sentence each."""
+        path = verified(self.path / PROBLEMS)
+        with readable(self.path / PROBLEMS):
+            problems = [] if path is None else json.loads(path.read_bytes())
+            return [f"{problem['where']}: {problem['text']}" for problem in problems]
+
     def temperature(self) -> float:
         """The calibration temperature of the model's outputs; 1 without calibration."""
         with readable(self.path / CALIBRATION):
