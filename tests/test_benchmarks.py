@@ -164,6 +164,17 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
     assert (found["all"]["precision unknown"], found["all"]["share unknown"], found["all"]["no suspects"]) == (2, 1, 1)
 
 
+def test_scan_beside_cleanlab(tmp_path: Path) -> None:
+    pytest.importorskip("cleanlab", reason="cleanlab is not installed")
+    out = tmp_path / "scan.json"
+    (row,) = importlib.import_module("scan").main(["--short", "--features", str(tmp_path), "--out", str(out)])
+    assert json.loads(out.read_text())["rows"] == [row]
+    assert row["auroc"]["joined"] > row["auroc"]["cleanlab"] > 0.9  # pairs
+    assert row["accuracy"]["ours"] > row["accuracy"]["ordinary"] > 80
+    assert row["true_precision"] > 0.8
+    assert row["share"][1] <= row["true_share"] <= row["share"][2]
+
+
 def test_strong_step(tmp_path: Path) -> None:
     strong_step = importlib.import_module("strong_step")
     rows = strong_step.main(["--tiny", "--device", "cpu", "--only", "ordinary", "strong", "--out", str(tmp_path / "o")])

@@ -45,7 +45,7 @@ def scanned(digits, tmp_path_factory):
 def test_it_finds_wrong_labels_and_makes_a_model_better_than_training_on_all(scanned, digits):
     source, target, test, wrong = digits
     assert roc_auc_score(wrong, -scanned.scores.numpy()) > 0.97
-    plain = LogisticRegression(max_iter=500).fit(
+    plain = LogisticRegression(max_iter=3000).fit(
         np.concatenate([source[0], target[0]]), np.concatenate([source[1], target[1]])
     )
     assert scanned.evaluate(test)["accuracy"] > 100 * plain.score(*test) + 2

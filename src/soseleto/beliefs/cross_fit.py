@@ -5,6 +5,12 @@
 3. The belief in a label is its posterior, Bᵢ = Q[i, yᵢ]·T[yᵢ, yᵢ] / Σ_k Q[i, k]·T[k, yᵢ].
 4. In every round classifiers are trained on the labels of all folds but one, weighted by B, and the trusted examples;
    each judges the fold that it has not seen, which gives a new Q, T and B.
+5. The answers of three trainings, on the trusted examples alone, on all labels alike and by belief, are multiplied:
+   Q ∝ Πⱼ Qⱼ^aⱼ with the exponents aⱼ ≥ 0 that make held-out trusted labels most likely. So the joined answer is
+   calibrated, and the trusted examples say how much each training is worth. Its T and B are the result.
+
+T counts as confusion what Q leaves open even where all labels are right. This ranks well, but doubts too many labels of
+a weak classifier; as a probability, B has the T that makes the labels most likely, by a few steps of EM.
 
 Trusted examples are cut into folds as well and judged like the source's, each by classifiers that were trained without
 it. Their labels are right, so they show how right labels look (rates.py).
@@ -14,7 +20,7 @@ NumPy and scikit-learn; nothing here knows where features come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +31,11 @@ from soseleto.models.learned import probabilities_of
 
 FOLDS, ROUNDS = 5, 2
 TRUSTED_WEIGHT = 3.0  # of a trusted example, where one of the source has at most 1
+PENALTY = 0.1  # C of the logistic regression, for features on one scale
+SHARPNESS = 2.0  # power of the beliefs as weights of the final model: mistakes that are half believed do harm
+STEPS = 5  # of expectation maximisation
+FLOOR = 1e-3  # of a probability, before its logarithm
+SHRINKAGE = 0.02  # of the exponents towards their plain mean: matters with few trusted examples only
 Array = np.ndarray
 
 
@@ -34,7 +45,7 @@ class Beliefs:
 
     right: (n,) the joined score, which ranks: the lower, the more probably the label is wrong
     of_trusted: (m,) the same of trusted examples, judged by classifiers that have not seen them
-    signals: the scores that are joined, by name, (n,) each
+    signals: the same by the single answers, by name, (n,) each
     belief: (n,) the probability that the label is right
     probabilities: (n, classes) and, of trusted examples, (m, classes)
     rivals: held-out probabilities (m, classes) of trusted examples by training on all labels alike, and on none
@@ -99,55 +110,90 @@ def cross_fit(
                     kept[at] = probabilities_of(model, of[at], classes)
         return found, of_known
 
-    alone, known_alone = judged(None)
-    first, known_first = believed(alone, known_alone, labels, trusted_labels, known)
-    belief, of_known, found, probabilities = first, known_first, alone, known_alone
+    alone, mixed = judged(None), judged(np.ones(n))
+    first = last = believed(*alone, labels, trusted_labels, known)[0]
     for _ in range(ROUNDS):
-        found, probabilities = judged(belief)
-        belief, of_known = believed(found, probabilities, labels, trusted_labels, np.ones(n, dtype=bool))
-    parts = ((first, known_first), (belief, of_known))
-    everything = np.concatenate([features, trusted_features])
+        rounds = judged(last)
+        last = believed(*rounds, labels, trusted_labels)[0]
+    single = {"trusted": first, "mixed": believed(*mixed, labels, trusted_labels)[0], "beliefs": last}
+    target_only = alone[1].copy()
+    unseen = np.setdiff1d(np.arange(classes), trusted_labels)
+    for answer, of_all in zip(alone, mixed, strict=True):
+        answer[:, unseen] = of_all[:, unseen]  # of these classes the trusted examples know nothing
+    answers = (alone, mixed, rounds)
+    exponents = exponents_of([its for _, its in answers], trusted_labels)
+    probabilities, of_known = (product(side, exponents) for side in zip(*answers, strict=True))
+    right, of_trusted = believed(probabilities, of_known, labels, trusted_labels)
     model = fitted(
         learner,
-        everything,
+        np.concatenate([features, trusted_features]),
         np.concatenate([labels, trusted_labels]),
-        np.concatenate([belief, np.full(m, TRUSTED_WEIGHT)]),
+        np.concatenate([right**SHARPNESS, np.full(m, TRUSTED_WEIGHT)]),
     )
     return Beliefs(
-        right=np.mean([rank_in(of, of) for of, _ in parts], axis=0),
-        of_trusted=np.mean([rank_in(of, its) for of, its in parts], axis=0),
-        signals={"trusted": first, "beliefs": belief},
-        belief=belief,
-        probabilities=found,
-        trusted_probabilities=probabilities,
+        right=right,
+        of_trusted=of_trusted,
+        signals=single,
+        belief=believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)[0],
+        probabilities=probabilities,
+        trusted_probabilities=of_known,
         labels=labels,
         trusted_labels=trusted_labels,
-        rivals={"mixed": judged(np.ones(n))[1], "target_only": known_alone},
+        rivals={"mixed": mixed[1], "target_only": target_only},
         model=model,
     )
 
 
-def believed(q: Array, of_trusted: Array, labels: Array, trusted_labels: Array, known: Array) -> tuple[Array, Array]:
-    """The beliefs in the labels of source and trusted examples; of labels not known, the mean of the others."""
+def exponents_of(answers: Sequence[Array], labels: Array) -> Array:
+    """(J,) the exponents of a product of probabilities (m, classes) that make the labels most likely."""
+    from scipy.optimize import minimize
+
+    logs = np.log(np.maximum(answers, FLOOR))
+    own = logs[:, np.arange(len(labels)), labels]
+    start = np.full(len(answers), 1.0 / len(answers))
+
+    def loss(exponents: Array) -> tuple[float, Array]:
+        shift = exponents - start
+        p = product(answers, exponents)
+        value = -np.mean(np.log(np.maximum(p[np.arange(len(labels)), labels], 1e-12)))
+        slope = (p * logs).sum(axis=2).mean(axis=1) - own.mean(axis=1)
+        return float(value + SHRINKAGE / 2 * shift @ shift), slope + SHRINKAGE * shift
+
+    return np.asarray(minimize(loss, start, jac=True, bounds=[(0.0, None)] * len(start)).x)
+
+
+def product(answers: Sequence[Array], exponents: Array) -> Array:
+    """(n, classes) the normalised product of powers of probabilities."""
+    scores = np.tensordot(exponents, np.log(np.maximum(answers, FLOOR)), 1)
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def believed(
+    q: Array, of_trusted: Array, labels: Array, trusted_labels: Array, known: Array | None = None, steps: int = 0
+) -> tuple[Array, Array]:
+    """The beliefs in the labels of source and trusted examples; of labels not known, the mean of the others.
+
+    steps: of EM, after which the confusion makes the labels more likely
+    """
     classes = q.shape[1]
-    confusion = np.full((classes, classes), 1.0 / classes)
-    np.add.at(confusion.T, labels[known], q[known])
-    confusion /= confusion.sum(axis=1, keepdims=True)
+    known = np.ones(len(labels), dtype=bool) if known is None else known
+    chosen = np.eye(classes)[labels[known]]
+
+    def confusion_by(answer: Array) -> Array:
+        counts = answer.T @ chosen + 1.0 / classes
+        return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
     def posterior(p: Array, given: Array) -> Array:
         joint = p * confusion[:, given].T
-        return joint[np.arange(len(given)), given] / np.maximum(joint.sum(axis=1), 1e-300)
+        return np.asarray(joint / np.maximum(joint.sum(axis=1, keepdims=True), 1e-300))
 
-    belief = posterior(q, labels)
+    confusion = confusion_by(q[known])
+    for _ in range(steps):
+        confusion = confusion_by(posterior(q[known], labels[known]))
+    belief = posterior(q, labels)[np.arange(len(labels)), labels]
     belief[~known] = belief[known].mean() if known.any() else 0.5
-    return belief, posterior(of_trusted, trusted_labels)
-
-
-def rank_in(source: Array, values: Array) -> Array:
-    """The share of the source that lies below each value; equal ones count half."""
-    ordered = np.sort(source)
-    below, upto = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    return (below + upto) / (2 * len(source))
+    return belief, posterior(of_trusted, trusted_labels)[np.arange(len(trusted_labels)), trusted_labels]
 
 
 def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = None) -> Array:
@@ -171,7 +217,7 @@ def logistic_regression() -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=200))
+    return make_pipeline(StandardScaler(), LogisticRegression(C=PENALTY, tol=1e-3, max_iter=200))
 
 
 def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:

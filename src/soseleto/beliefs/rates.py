@@ -16,9 +16,8 @@ import numpy as np
 from soseleto.beliefs.cross_fit import Array, Beliefs
 from soseleto.suspects.calibration import Estimate
 
-CLAIMED = 20.0  # trusted examples that the beliefs' own claim of false alarms is worth
 LEVEL = 0.025  # of each end of an interval
-MOST_ALARMS = 0.5  # the false alarm rate up to which a threshold says how many labels are wrong
+ERRORS = 2.0  # standard errors at each end of the interval of the share
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,28 +37,29 @@ class Judged:
 
 
 def judge(found: Beliefs, precision: float = 0.9) -> Judged:
-    """The suspects: as many as ``precision`` allows, at most as many as labels are expected to be wrong."""
+    """The suspects: as many as ``precision`` allows, at most as many as labels are expected to be wrong.
+
+    Where it allows none, those of the list of the highest precision. One false alarm more than was seen is reckoned
+    with: beliefs claim fewer, and where mistakes follow the features they are wrong by far.
+    """
     from scipy.stats import beta
 
     n, m = len(found.right), len(found.of_trusted)
     order = np.argsort(found.right, kind="stable")
     counts = np.arange(1, n + 1)
     weight = _like_the_source(found)
-    alarms = np.array([weight[found.of_trusted <= at].sum() for at in found.right[order]]) * m
-    claimed = np.cumsum(found.belief[order]) / found.belief.sum()
-    hits, misses = alarms + CLAIMED * claimed, m - alarms + CLAIMED * (1 - claimed)
-    rate = hits / (hits + misses)
-    low, high = (beta.ppf(level, hits + 0.5, misses + 0.5) for level in (LEVEL, 1 - LEVEL))
-    share = _wrong_share(found, counts / n, high)
-    right = 1 - share.low
-    false, low, high = (np.clip(of * right * n / counts, 0.0, 1.0) for of in (rate, low, high))
+    alarms = m * np.array([weight[found.of_trusted <= at].sum() for at in found.right[order]])
+    low = beta.ppf(LEVEL, np.maximum(alarms, 1e-9), m - alarms + 1)
+    high = beta.ppf(1 - LEVEL, alarms + 1, np.maximum(m - alarms, 1e-9))
+    share = _wrong_share(found, weight)
+    right = n * (1 - share.value) / counts
+    false, low, high = (np.clip(rate * right, 0.0, 1.0) for rate in ((alarms + 1) / (m + 1), low, high))
     allowed = np.flatnonzero(1 - false >= precision)
-    expected = round(share.value * n)
-    count = min(int(allowed[-1]) + 1, expected) if len(allowed) else expected
+    count = min(int(allowed[-1] if len(allowed) else false.argmin()) + 1, round(share.value * n))
     suspects = np.zeros(n, dtype=bool)
     suspects[order[:count]] = True
     at = max(count - 1, 0)
-    stated = Estimate(1 - false[at], 1 - high[at], 1 - low[at])
+    stated = Estimate(1 - false[at], 1 - max(high[at], false[at]), 1 - min(low[at], false[at]))
     return Judged(order, false, low, high, suspects, stated, share)
 
 
@@ -72,12 +72,14 @@ def _like_the_source(found: Beliefs) -> Array:
     return np.asarray(weight / weight.sum())
 
 
-def _wrong_share(found: Beliefs, flagged: Array, rate: Array) -> Estimate:
-    """From what lies below a threshold beyond all false alarms, to what the classifiers cannot rule out."""
-    at = rate < MOST_ALARMS
-    sure = float(np.max((flagged[at] - rate[at]) / (1 - rate[at]), initial=0.0))
-    n = len(found.labels)
-    doubted = 1 - found.probabilities[np.arange(n), found.labels]
-    spread = 2 * float(doubted.std()) / np.sqrt(n)
+def _wrong_share(found: Beliefs, weight: Array) -> Estimate:
+    """The mean doubt; up to all that the classifiers do not confirm, since mistakes can look like the truth to them.
+
+    How often they err on right labels is known from the trusted examples only, which gives the standard error.
+    """
+    n, m = len(found.labels), len(found.trusted_labels)
+    error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
+    spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))
     value = 1 - float(found.belief.mean())
-    return Estimate(float(np.clip(value, sure, 1.0)), min(sure, value), max(float(doubted.mean()) + spread, value))
+    unconfirmed = 1 - float(found.probabilities[np.arange(n), found.labels].mean())
+    return Estimate(value, max(value - spread, 0.0), min(max(unconfirmed, value) + spread, 1.0))

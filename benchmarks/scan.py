@@ -1,0 +1,211 @@
+"""`soseleto scan` beside cleanlab: the same features, learner, folds and examples, in the same run.
+
+    python benchmarks/scan.py --models FOLDER --out results/scan.json       # the draws that are reported
+    python benchmarks/scan.py --models FOLDER --development --out FILE      # other rows or draws, to choose settings on
+    python benchmarks/scan.py --short                                       # one cell of digits
+
+A draw has source examples with mistakes, trusted ones (a tenth as many, at least two of each class) and test examples
+with right labels. Both methods get the trusted ones: the models behind cleanlab's probabilities and its final one are
+trained on them too, and it prunes none of them. Features are computed once and kept below --features. The folder
+--models has `minilm` and `efficientnet-lite0` below `pretrained`; tables, texts and photos are below $SOSELETO_DATA,
+among them the 77 intents as `text/banking77_{train,test}.csv` (PolyAI's task-specific-datasets, CC BY 4.0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import cross_val_predict
+
+from common import show
+from experiments import results
+from scan_data import DEVELOPMENT, SETS, Array, Cell, Draw, drawn, stored, with_mistakes
+from soseleto.beliefs.cross_fit import cross_fit
+from soseleto.beliefs.rates import judge
+
+CACHE = Path.home() / ".cache" / "soseleto"
+SEEDS = 3
+PRECISION = 0.9
+
+
+def cleanlab(draw: Draw) -> tuple[Array, Any]:
+    """Its label quality of the source, and its model after pruning."""
+    from cleanlab.classification import CleanLearning
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
+    x, labels = np.concatenate([draw.x, draw.trusted_x]), np.concatenate([draw.labels, draw.trusted_y])
+    probabilities = cross_val_predict(clone(draw.learner), x, labels, method="predict_proba")
+    quality = get_label_quality_scores(labels, probabilities)[: len(draw.y)]
+    issues = find_label_issues(labels, probabilities, n_jobs=1)
+    issues[len(draw.y) :] = False
+    return quality, CleanLearning(clone(draw.learner)).fit(x, labels, label_issues=issues)
+
+
+def row_of(cell: Cell, draw: Draw) -> dict[str, Any]:
+    wrong = draw.labels != draw.y
+    start = time.process_time()
+    found = cross_fit(
+        draw.x, draw.labels, draw.trusted_x, draw.trusted_y, classes=draw.classes, learner=draw.learner, seed=cell.seed
+    )
+    judged = judge(found, PRECISION)
+    middle = time.process_time()
+    quality, pruned = cleanlab(draw)
+    end = time.process_time()
+    both = np.concatenate([draw.x, draw.trusted_x]), np.concatenate([draw.labels, draw.trusted_y])
+    models = {
+        "ordinary": clone(draw.learner).fit(*both),
+        "trusted": clone(draw.learner).fit(draw.trusted_x, draw.trusted_y),
+        "cleanlab": pruned,
+        "ours": found.model,
+    }
+    scores = {"cleanlab": quality, "joined": found.right, **found.signals}
+    count = int(judged.suspects.sum())
+    return {
+        "method": "scan",
+        "setting": cell.setting,
+        "seed": cell.seed,
+        "accuracy": {name: round(100 * model.score(draw.test_x, draw.test_y), 2) for name, model in models.items()},
+        "auroc": {name: round(float(roc_auc_score(~wrong, score)), 4) for name, score in scores.items()},
+        "suspects": count,
+        "true_precision": round(float(wrong[judged.suspects].mean()), 4) if count else None,
+        "recall": round(float(wrong[judged.suspects].sum() / wrong.sum()), 4),
+        "precision": interval(judged.precision),
+        "true_share": round(float(wrong.mean()), 4),
+        "share": interval(judged.wrong_share),
+        "seconds": round(middle - start, 2),
+        "cleanlab_seconds": round(end - middle, 2),
+    }  # fmt: skip
+
+
+def interval(estimate: Any) -> list[float] | None:
+    """Value and ends, None where it is not known."""
+    return [round(float(x), 4) for x in (estimate.value, estimate.low, estimate.high)] if estimate.known else None
+
+
+def rows_of(cells: Sequence[Cell], features: Path, models: Path) -> list[dict[str, Any]]:
+    """Of one data set and seed."""
+    torch.set_num_threads(1)
+    name, seed = cells[0].data, cells[0].seed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes with fewer examples than folds, and steps at the limit
+        draw = drawn(name, seed, stored(name, features, models), SETS[name][1])
+        return [row_of(cell, with_mistakes(draw, cell.noise, cell.rate, seed)) for cell in cells]
+
+
+# Summary
+
+
+def by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    for setting in [*dict.fromkeys(tuple(row["setting"].items()) for row in rows)]:
+        yield dict(setting), [row for row in rows if tuple(row["setting"].items()) == setting]
+
+
+def mean_of(rows: Sequence[dict[str, Any]], *path: str) -> float:
+    values = [row[path[0]] if len(path) == 1 else row[path[0]][path[1]] for row in rows]
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def lines_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each cell: means over its draws."""
+    lines = []
+    for setting, own in by_cell(rows):
+        aurocs = {name: mean_of(own, "auroc", name) for name in own[0]["auroc"]}
+        accuracies = {name: mean_of(own, "accuracy", name) for name in own[0]["accuracy"]}
+        rates = {name: mean_of(own, name) for name in ("suspects", "true_precision", "recall", "true_share")}
+        shares = {"share": float(np.mean([row["share"][0] for row in own if row["share"]] or [np.nan]))}
+        times = {name: mean_of(own, name) for name in ("seconds", "cleanlab_seconds")}
+        lines.append({**setting, **aurocs, **{f"{n} %": a for n, a in accuracies.items()}, **rates, **shares, **times})
+    return lines
+
+
+def holds(value: float, stated: list[float] | None) -> bool | None:
+    return None if stated is None else stated[1] - 5e-5 <= value <= stated[2] + 5e-5
+
+
+def must_show(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was asked for, and what was found."""
+    cells = [own for _, own in by_cell(rows)]
+
+    def gaps(kind: str, ours: str, *rivals: str) -> list[float]:
+        return [mean_of(own, kind, ours) - max(mean_of(own, kind, rival) for rival in rivals) for own in cells]
+
+    signals = [name for name in rows[0]["auroc"] if name not in ("cleanlab", "joined")]
+    ranking, best = gaps("auroc", "joined", "cleanlab"), gaps("auroc", "joined", *signals)
+    pruning, ordinary = gaps("accuracy", "ours", "cleanlab"), gaps("accuracy", "ours", "ordinary")
+    kinds = {noise: [row for row in rows if row["setting"]["noise"] == noise] for noise in
+             dict.fromkeys(row["setting"]["noise"] for row in rows)}  # fmt: skip
+    precisions = {noise: round(mean_of(own, "true_precision"), 2) for noise, own in kinds.items()}
+    fifth = [row for row in rows if row["setting"]["rate"] == 0.2 and row["setting"]["noise"] in ("uniform", "paired")]
+    share, precision = ([h for h in found if h is not None] for found in (
+        [holds(row["true_share"], row["share"]) for row in rows],
+        [holds(row["true_precision"], row["precision"]) for row in rows if row["suspects"]]))  # fmt: skip
+    as_asked = [row for row in rows if row["suspects"] and row["precision"] and row["precision"][0] >= PRECISION]
+    big = [row["seconds"] for row in rows if SETS[row["setting"]["data"]][1] == 3000]
+    lines = [
+        ("AUROC above cleanlab's: least of all cells", 0.0, min(ranking)),
+        ("AUROC above cleanlab's: cells below / of", "0", f"{sum(gap < 0 for gap in ranking)} / {len(ranking)}"),
+        ("AUROC above cleanlab's: mean", 0.02, float(np.mean(ranking))),
+        ("accuracy above cleanlab's pruning: mean, points", 1.0, float(np.mean(pruning))),
+        ("accuracy above ordinary training: least, points", -0.3, min(ordinary)),
+        ("AUROC above our best single signal: least", -0.005, min(best)),
+        (f"true precision of suspects, asked {PRECISION:.0%}: mean", 0.85, mean_of(rows, "true_precision")),
+        ("… least kind of mistakes", 0.7, min(precisions.values())),
+        ("… by kind", "", str(precisions)),
+        ("… where that is stated, share of draws", "", len(as_asked) / len(rows)),
+        ("… where that is stated, mean", "", mean_of(as_asked, "true_precision") if as_asked else None),
+        ("recall, 20 % uniform or paired: mean", 0.6, mean_of(fifth, "recall") if fifth else None),
+        ("wrong share: stated intervals that hold, %", 90.0, 100 * float(np.mean(share)) if share else None),
+        ("precision: stated intervals that hold, %", "", 100 * float(np.mean(precision)) if precision else None),
+        ("longest CPU seconds, 3,000 rows (at most 30)", "", max(big) if big else None),
+    ]
+    return [{"what": what, "at least": least, "found": found} for what, least, found in lines]
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", type=Path, default=CACHE / "models")
+    parser.add_argument("--features", type=Path, default=CACHE / "bench-features")
+    parser.add_argument("--only", nargs="+", choices=SETS, default=[*SETS])
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--development", action="store_true", help="rows and seeds on which settings are chosen")
+    parser.add_argument("--short", action="store_true", help="digits with 20 %% paired mistakes, one draw")
+    options = parser.parse_args(arguments)
+    first = DEVELOPMENT if options.development else 0
+    seeds = range(first, first + options.seeds)
+    cells = [Cell(name, *kind, seed) for seed in seeds for name in options.only for kind in SETS[name][2]]
+    if options.short:
+        cells = [Cell("digits", "paired", 0.2, first)]
+    found = results.load(options.out) if options.out and options.out.exists() else results.started("scan")
+    todo = [cell for cell in cells if not found.select(setting=cell.setting, seed=cell.seed)]
+    groups = [list(group) for _, group in groupby(todo, key=lambda cell: (cell.data, cell.seed))]
+    with ProcessPoolExecutor(1 if options.short else options.processes) as pool:
+        work = [pool.submit(rows_of, group, options.features, options.models) for group in groups]
+        for done in as_completed(work):
+            found = found.merged(done.result())
+            if options.out:
+                results.save(options.out, found)
+            last = found.rows[-1]
+            print(last["setting"]["data"], last["seed"], flush=True)
+    rows = [row for row in found.rows if (row["seed"] >= DEVELOPMENT) == options.development]
+    show("Means over draws", lines_of(rows))
+    show("Must show", must_show(rows))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
