@@ -16,6 +16,7 @@ from soseleto.prediction.export import _describe
 from soseleto.run_folder.folder import RunFolder
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
+DROPPED = ("--drop-column", "note", "--drop-column", "again")
 
 
 def rows(n: int, seed: int) -> pd.DataFrame:
@@ -24,7 +25,9 @@ def rows(n: int, seed: int) -> pd.DataFrame:
     colour = draw.choice(["red", "green", "blue"], n)
     label = np.where(size + (colour == "red") > 0.3, "ripe", "raw")
     frame = pd.DataFrame({"size": size.round(3), "colour": colour, "crate": np.arange(n) + 7, "label": label})
+    frame["weight"] = (1000 + 2 * size).round(4)
     frame["note"] = [f"crate {i} came with the morning boat on day {i % 5}" for i in range(n)]
+    frame["again"] = frame["note"]
     frame.loc[::9, "size"] = None
     frame.loc[::11, "colour"] = "?"
     return frame
@@ -43,7 +46,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, n, seed in (("source", 120, 0), ("target", 40, 1), ("test", 50, 2)):
         rows(n, seed).to_csv(folder / f"{name}.csv", index=False)
     sets = [part for name in ("source", "target", "test") for part in (f"--{name}", folder / f"{name}.csv")]
-    printed = command("fit", *sets, "--drop-column", "note", "--out", folder / "run", *SHORT)
+    printed = command("fit", *sets, *DROPPED, "--out", folder / "run", *SHORT)
     (folder / "printed.txt").write_text(printed)
     return folder
 
@@ -64,7 +67,7 @@ def test_the_preparation_is_in_the_run_and_predict_uses_it(desk: Path) -> None:
     loaded = soseleto.load(desk / "run")
     stored = RunFolder(desk / "run").config()["prepare"]["standardize"]
     assert TablePreparation.from_dict(stored) == loaded.preparation
-    new = pd.DataFrame({"colour": ["red", "violet", None], "size": [None, 0.5, -2.0]})
+    new = pd.DataFrame({"colour": ["red", "violet", None], "size": [None, 0.5, -2.0], "weight": [900.0, None, 1001.5]})
     new.to_csv(desk / "new.csv", index=False)
     printed = command("predict", desk / "run", desk / "new.csv").splitlines()[1:]
     inputs = loaded.preparation.read(pa.Table.from_pandas(new))
@@ -72,6 +75,26 @@ def test_the_preparation_is_in_the_run_and_predict_uses_it(desk: Path) -> None:
     assert [float(line.rsplit(",", 1)[1]) for line in printed] == pytest.approx(expected.tolist(), abs=1e-4)
     assert loaded.predict_proba(new).allclose(loaded.predict_proba(inputs))
     assert loaded.evaluate(desk / "test.csv")["accuracy"] > 40
+
+
+def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Path) -> None:
+    """In three significant digits, none of them twice, and one that has a taken name under another."""
+    table = pd.read_csv(desk / "source.csv")
+    listed = json.loads(command("rank", desk / "run", "--format", "json"))
+    names = list(listed[0])
+    assert names[-5:] == ["crate", "note", "size", "colour", "weight_source"]
+    assert not {"again", "x0"} & set(names)
+    for row in listed:
+        true = table.loc[int(row["id"])]
+        assert (row["crate"], row["note"], row["label"]) == (str(true["crate"]), true["note"], true["label"])
+        assert row["weight_source"] == round(true["weight"])
+        assert len(f"{row['weight']:f}".replace(".", "").strip("0")) <= 3
+    command("rank", desk / "run", "--format", "parquet", "--out", desk / "full.parquet")
+    full = pd.read_parquet(desk / "full.parquet")
+    assert list(full) == names
+    assert full["weight_source"].tolist() == pytest.approx(table["weight"][full["id"].astype(int)].tolist(), abs=1e-4)
+    page = (desk / "run" / "report.html").read_text()
+    assert f"<td>{listed[-1]['note']}</td>" in page
 
 
 def test_an_onnx_file_describes_its_table(desk: Path) -> None:
@@ -92,7 +115,7 @@ def test_an_onnx_file_describes_its_table(desk: Path) -> None:
 
 def test_the_comparison_of_tables_has_gradient_boosting(desk: Path) -> None:
     sets = [part for name in ("source", "target", "test") for part in (f"--{name}", desk / f"{name}.csv")]
-    options = ("--epochs", "1", "--device", "cpu", "--probes", "0", "--drop-column", "note")
+    options = ("--epochs", "1", "--device", "cpu", "--probes", "0", *DROPPED)
     command("fit", *sets, "--out", desk / "compared", *options)
     methods = {row["method"]: row for row in RunFolder(desk / "compared").comparison()["rows"]}
     assert set(methods) == {"soseleto", "ordinary", "mixed", "target_only", "gradient_boosting"}

@@ -195,8 +195,8 @@ def compare(
 def remember_source(folder: RunFolder, source: str | Path, pair: Pair, sha256: str | None, reading: Reading) -> None:
     """Record where the source is, with the features that a report shows."""
     table = pair.preparation
-    features, texts = (pair.columns, ()) if table is None else (table.shown, table.texts)
-    remember(folder, source, reading, features, sha256, texts, pair.checked)
+    features, beside = (pair.columns, ()) if table is None else (table.shown, table.beside)
+    remember(folder, source, reading, features, sha256, beside, pair.checked)
 
 
 def _pair(source: Any, target: Any, test: Any, mode: str) -> Pair:

@@ -153,7 +153,7 @@ def first_answer(
         with nullcontext() if folder is None else folder.held():
             first = _answered(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
             if folder is not None and isinstance(source, str | Path):
-                remember(folder, source, Reading(), data.feature_names, digest(source), data.texts, data.checked)
+                remember(folder, source, Reading(), data.feature_names, digest(source), data.beside, data.checked)
     return first
 
 

@@ -285,6 +285,11 @@ def _shortened(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
 
 
+def left_out(columns: Sequence[Seen]) -> tuple[str, ...]:
+    """The names of the columns that are left out: titles, comments, ids."""
+    return tuple(seen.name for seen in columns if seen.kind == LEFT_OUT)
+
+
 def plan_of(columns: Sequence[Seen]) -> list[str]:
     """The columns of a table as lines to print: column, kind, missing values, a few values."""
     rows = [("column", "kind", "missing", "values")]

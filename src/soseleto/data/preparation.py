@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells, storage
-from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
+from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.storage import check_size
@@ -74,6 +74,11 @@ class TablePreparation:
     def texts(self) -> tuple[str, ...]:
         """The columns of text."""
         return tuple(column.name for column in self.columns if isinstance(column, Text))
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that a ranking has as they are in the table: texts, and what is left out."""
+        return (*self.texts, *left_out(self.seen))
 
     @property
     def exact(self) -> bool:

@@ -212,8 +212,10 @@ def figure_1(run: RunFiles) -> Figure | None:
     weight, wrong, ranking = run.column("weight"), run.wrong, run.ranking
     if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or ranking is None:
         return None
-    correct = (weight < LOW_WEIGHT) == wrong
     x, y = ranking["x0"], ranking["x1"]
+    if x.dtype.kind != "f" or y.dtype.kind != "f":
+        return None
+    correct = (weight < LOW_WEIGHT) == wrong
     chart = Chart((float(x.min()), float(x.max())), (float(y.min()), float(y.max())), "x0", "x1", height=420)
     every = -(-len(x) // MOST_POINTS)
     right, missed = np.flatnonzero(correct)[::every], np.flatnonzero(~correct)[::every]

@@ -22,11 +22,13 @@ from soseleto.run_folder.ranking import (
     about_unknown,
     feature_columns,
     suspect_rows,
+    with_names,
     worst_rows,
 )
 from soseleto.run_folder.source import image_files
 
 AGENT, LABEL_STUDIO = "soseleto", "label-studio"
+LABELS = ("label", "predicted_label", "suggested_label", "true_label")  # numbers of a regression stay as they are
 
 
 def export_ranking(
@@ -59,7 +61,13 @@ def export_ranking(
             rows = suspect_rows(ranking)
         if format == LABEL_STUDIO:
             return _label_studio(run, ranking, rows)
-        return WRITERS[format]({name: values[rows] for name, values in ranking.items()})
+        columns = {name: values[rows] for name, values in with_names(ranking, run.source()).items()}
+        if format != "parquet":
+            columns = {
+                name: values if name in LABELS else np.array([*map(_short, values.tolist())], dtype=object)
+                for name, values in columns.items()
+            }
+        return WRITERS[format](columns)
 
 
 def describe_list(run_path: str | os.PathLike[str]) -> str:
@@ -68,6 +76,14 @@ def describe_list(run_path: str | os.PathLike[str]) -> str:
     ranking = run.ranking()
     about, unknown = about_suspects(ranking, run.suspects()), about_unknown(ranking)
     return f"{about}. {unknown}" if unknown else about
+
+
+def _short(value: Any) -> Any:
+    """A number with three significant digits, and all of those before the point."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    short = round(value, max(0, 2 - math.floor(math.log10(abs(value or 1.0)))))
+    return int(short) if short.is_integer() else short
 
 
 def _csv(columns: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ LOW_WEIGHT = np.float32(0.1)  # of the paper's Figure 1; suspects without probes
 SHOWN = 20  # best and worst examples of a report, and its suspects
 PER_CLASS, MOST_CLASSES = 6, 60  # examples that a review shows for comparison
 MOST_SUSPECTS = 4000  # that have a thumbnail
+MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
 FIGURES = ("precision", "recall", "wrong_share")
 ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
@@ -85,6 +86,17 @@ def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, st
     columns = [f"x{place}" for place in range(len(ranking)) if f"x{place}" in ranking]
     names = source.get("features") or columns
     return dict(zip(columns, names, strict=False))  # of a wide table only the first columns are in the ranking
+
+
+def with_names(ranking: Ranking, source: Mapping[str, Any]) -> Ranking:
+    """The features under their own names; ``weight`` and others that the ranking has become ``weight_source``."""
+    features = feature_columns(ranking, source)
+    named = {column: values for column, values in ranking.items() if column not in features}
+    for column, name in features.items():
+        while name in named:
+            name += "_source"
+        named[name] = ranking[column]
+    return named
 
 
 def least_suspicious(ranking: Ranking) -> dict[str, np.ndarray]:

@@ -29,12 +29,13 @@ from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
 from soseleto.run_folder.folder import PICTURES, REVIEW, SOURCE, RunFolder, require_writable
-from soseleto.run_folder.ranking import feature_columns, shown_rows
+from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, feature_columns, shown_rows
 
 if TYPE_CHECKING:
     from soseleto.data import ExampleSet
 
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
+MOST_BESIDE = 8  # columns of texts, and those that the training left out
 LARGEST = 96  # longer side of a thumbnail, in pixels
 _need = partial(need, to="writing a corrected source")
 
@@ -51,37 +52,52 @@ def remember(
     reading: Reading,
     features: Sequence[str] | None = None,
     digest_read: str | None = None,
-    texts: Sequence[str] = (),
+    beside: Sequence[str] = (),
     checked: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Record where the source is, the options that it was read with, and the names of its features.
 
     digest_read: the ``digest`` of a file when it was read
-    texts: columns of text, which are added to the ranking's features as they are in the table
+    beside: further columns, which are put before the ranking's features as they are in the table
     checked: the target's labels, by id, of source examples that were left out because they are also in the target
     """
     path = Path(os.path.abspath(Path(source).expanduser()))
-    if features is not None and texts and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
-        features = _with_texts(run, path, reading, features, texts)
+    if features is not None and beside and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
+        features = _with_columns(run, path, reading, features, beside)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
     note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(checked)}
     run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})
 
 
-def _with_texts(
-    run: RunFolder, path: Path, reading: Reading, features: Sequence[str], texts: Sequence[str]
+def _with_columns(
+    run: RunFolder, path: Path, reading: Reading, features: Sequence[str], beside: Sequence[str]
 ) -> list[str]:
-    """Add the texts to the ranking, of a large table only in the rows that are shown; the names of all features."""
+    """Put columns of the table before the ranking's features, of a large table only in the rows that are shown.
+
+    At most ``MOST_BESIDE``, and none that is constant, or repeats the label, the id or another one. Returns the names
+    of all features.
+    """
     table, ranking = tables.load(path, reading), run.ranking()
-    shown = list(features[: len(feature_columns(ranking, {}))])
+    columns, labels = list(feature_columns(ranking, {})), ranking["label"].astype(str).tolist()
+    own = {name: ranking.pop(name) for name in columns}
+    own_names = list(features[:MOST_TABLE_COLUMNS])
     wanted = set(ranking["id"][shown_rows(ranking)].tolist()) if is_large(table.nbytes) else None
-    ids = row_ids(table, columns_of(table, reading, what=str(path)).identity)
-    for place, name in enumerate(texts, start=len(shown)):
-        cells = (cell for chunk in table.column(name).chunks for cell in chunk.to_pylist())
-        by_id = {key: cell for key, cell in zip(ids, cells, strict=True) if wanted is None or key in wanted}
-        ranking[f"x{place}"] = np.array([by_id.get(str(key)) or "" for key in ranking["id"]], dtype=object)
-    run.write_ranking(ranking)
-    return [*shown, *texts]
+    row_of = {key: row for row, key in enumerate(row_ids(table, columns_of(table, reading, what=str(path)).identity))}
+    rows = [row_of.get(str(key)) if wanted is None or key in wanted else None for key in ranking["id"]]
+    added: dict[str, list[str]] = {}
+    for name in beside:
+        cells = table.column(name).take(_need("pyarrow").array(rows, "int64")).to_pylist()
+        values = ["" if cell is None else str(cell) for cell in cells]
+        different, pairs = len(set(values)), len(set(zip(values, labels, strict=True)))
+        repeats = values in [ranking["id"].tolist(), *added.values()] or different == pairs == len(set(labels))
+        if different > 1 and not repeats and len(added) < MOST_BESIDE:
+            added[name] = values
+    texts = [np.array(values, dtype=object) for values in added.values()]
+    numbers = list(own.values())[
+        max(0, len(own) - len(own_names)) :
+    ]  # without those that were added before an interruption
+    run.write_ranking(ranking | {f"x{place}": values for place, values in enumerate([*texts, *numbers])})
+    return [*added, *own_names]
 
 
 def row_ids(table: Any, identity: str | None) -> list[str]:

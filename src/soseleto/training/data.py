@@ -103,9 +103,9 @@ class Data:
         return self.columns if self.preparation is None else self.preparation.shown
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The columns of text of a table."""
-        return () if self.preparation is None else self.preparation.texts
+    def beside(self) -> tuple[str, ...]:
+        """The columns that a ranking shows as they are in the table."""
+        return () if self.preparation is None else self.preparation.beside
 
     @property
     def own_source(self) -> ExampleSet:

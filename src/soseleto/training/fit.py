@@ -223,7 +223,7 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
     if folder is None or not isinstance(source, str | Path):
         return lambda: None
     path, reading, sha256 = Path(source), Reading(), digest(source)
-    return lambda: remember(folder, path, reading, data.feature_names, sha256, data.texts, data.checked)
+    return lambda: remember(folder, path, reading, data.feature_names, sha256, data.beside, data.checked)
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:

@@ -20,7 +20,7 @@ from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
-from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
+from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, Ranking, Table, is_suspect, shown_rows
 from soseleto.suspects.audit import default_rows
 from soseleto.weights import Weights
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from soseleto.suspects.suspects import Calibration, Suspects
 
 MOST_FEATURE_COLUMNS = 16
-MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
 
 class LabelEvidence(Protocol):
