@@ -38,10 +38,12 @@ def data(tmp_path: Path) -> list[object]:
 
 def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)
+    words = ["--epochs", 4, "--baselines", "--probes", 0.3]
+    code, said, err = type_("fit", *data, "--out", out, *words)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
     assert "give them with --labels-before COLUMN or FILE" in said
+    assert f"a first answer by the columns comes before the training, in {out / 'first'}" in said
     assert (
         "3 held-out folds of the target beside ordinary training, mixed training, target only: 10 more trainings"
         in said
@@ -59,7 +61,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence
     loaded = soseleto.load(out)
     assert loaded.temperature == RunFolder.open(out).temperature() != 1.0
-    again = type_("fit", *data, "--out", out, "--epochs", 4)
+    again = type_("fit", *data, "--out", out, *words)
     assert again == (2, "", f"soseleto: {out} holds a run already: give --out another folder, or delete that one.\n")
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli.main import app
+from soseleto.comparison import compare as comparison
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
@@ -96,6 +97,25 @@ def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> Non
     finally:
         run.rename(desk / "run")
         (desk / "away").rename(desk / "tiny")
+
+
+def test_the_first_answer_reads_texts_before_the_training(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = comparison.fit
+
+    def is_stopped(*arguments: Any, progress: Any, **more: Any) -> Any:
+        def stop(event: str, record: dict[str, Any]) -> None:
+            if event == "epoch":
+                raise KeyboardInterrupt
+
+        return fit(*arguments, progress=[*progress, stop], **more)
+
+    monkeypatch.setattr(comparison, "fit", is_stopped)
+    CliRunner().invoke(app, [str(word) for word in fit_words(desk, "stopped")])
+    run = desk / "stopped"
+    assert not RunFolder(run).has_ended()
+    assert command("predict", run, desk / "target.csv", "--device", "cpu").count("\n") == 1 + 40
+    (row,) = json.loads(command("rank", run, "--worst", 1, "--format", "json"))
+    assert row["x0"] in set(pd.read_csv(desk / "source.csv")["review"])
 
 
 def test_a_changed_tokenizer_is_refused(desk: Path) -> None:

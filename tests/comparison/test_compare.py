@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import soseleto
 from soseleto import Compute, Heads, Probes, UsageError
+from soseleto.cli.main import app
 from soseleto.comparison import compare as module
 from soseleto.defaults import DefaultMethod
 from soseleto.errors import TrainingError
+from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder.folder import RunFolder
 
 
@@ -56,19 +60,20 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_compares_on_folds_and_leaves_the_model_as_it_is(trained: list[str]) -> None:
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    compared = compare(model=model)
+    compared = compare(model=model, baselines=True, probes="auto")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert [row["method"] for row in compared.rows] == ["soseleto", "ordinary", "mixed", "target_only"]
+    trainings, on_features = ["soseleto", "ordinary", "mixed", "target_only"], ["scan_mixed", "scan_target_only"]
+    assert [row["method"] for row in compared.rows] == [*trainings, "scan", *on_features]
     assert {row["examples"] for row in compared.rows} == {60}
     assert all(row["low"] <= row["accuracy"] <= row["high"] for row in compared.rows)
     assert set(compared.rows[1]["minus_soseleto"]) == {"value", "low", "high"}
     assert isinstance(compared.result, soseleto.Result)
     assert compared.result.weights.shape == (120,)
-    assert compared.result.config["probes"] > 0  # by default
+    assert compared.result.config["probes"] > 0
     assert compared.kept.temperature != 1.0
     assert compared.kept.predict(points(5, 2)[0]).shape == (5,)
     assert "accuracy on 60 target examples, each held out of its own training (2 folds)" in repr(compared)
-    whole = int(compared.method != "ordinary")  # the one that is kept is trained on the whole target
+    whole = int(compared.method not in ("ordinary", "scan"))  # the one that is kept is trained on the whole target
     assert len(trained) == 1 + 2 + 1 + 2 + 2 + whole
 
 
@@ -90,6 +95,7 @@ def test_trainings_that_have_ended_are_not_repeated(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, fit = tmp_path / "run", module.fit
+    asked: dict[str, Any] = {"keep": "soseleto", "method": DefaultMethod(), "baselines": True, "probes": "auto"}
 
     def dies_in_the_fourth(*arguments: Any, **more: Any) -> Any:
         if len(trained) == 3:
@@ -99,14 +105,14 @@ def test_trainings_that_have_ended_are_not_repeated(
     with monkeypatch.context() as patched:
         patched.setattr(module, "fit", dies_in_the_fourth)
         with pytest.raises(KeyboardInterrupt):
-            compare(out=out, keep="soseleto", method=DefaultMethod())
+            compare(out=out, **asked)
     assert trained == [str(out), f"{out}/parts/fold-1/soseleto", f"{out}/parts/fold-2/soseleto"]
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for changes, message in (
         ({"epochs": 3}, "epochs was 1 and is 3"),
         ({"lr": 0.2}, "lr was 0.1 and is 0.2"),
         ({"folds": 3}, "folds was 2 and is 3"),
-        ({"probes": Probes(precision=0.8)}, "probes.precision was 0.95 and is 0.8"),
+        ({"probes": Probes(precision=0.8)}, "probes.precision was 0.9 and is 0.8"),
         ({"compute": Compute(dtype=torch.bfloat16)}, "dtype"),
         ({"target": points(60, 2)}, "the data changed"),
         ({"model": nn.Linear(2, 2)}, "the model changed"),
@@ -115,36 +121,37 @@ def test_trainings_that_have_ended_are_not_repeated(
         ({"method": DefaultMethod(weight_step=0.2)}, "settings.weight_step was null and is 0.2"),
     ):
         with pytest.raises(UsageError, match=f"holds a training with other settings, since .*{message}"):
-            compare(**{"out": out, "keep": "soseleto", "method": DefaultMethod(), **changes})
+            compare(**{"out": out, **asked, **changes})
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     del trained[:]
-    resumed = compare(out=out, keep="soseleto", method=DefaultMethod())
+    resumed = compare(out=out, **asked)
     assert trained[0] == f"{out}/parts/ordinary"
     assert len(trained) == 1 + 2 + 2 + 1
     assert not isinstance(resumed.result, soseleto.Result)  # its training ended in the first process
-    whole = compare(keep="soseleto")
+    whole = compare(**asked)
     assert resumed.rows == whole.rows
     assert resumed.kept.temperature == whole.kept.temperature
 
 
 def test_a_test_set_takes_the_place_of_folds(trained: list[str]) -> None:
-    compared = compare(test=points(50, 4), folds=None, probes=0)
+    compared = compare(test=points(50, 4), folds=None, probes=0, baselines=True, keep="soseleto")
     assert (compared.judged_on, compared.folds) == ("test", 0)
     assert {row["examples"] for row in compared.rows} == {50}
     assert len(trained) == 4  # without probes the main training is the one that is compared
     assert compared.kept.temperature == 1.0  # no held-out target examples to calibrate with
 
 
-def test_without_baselines_there_is_one_training(trained: list[str]) -> None:
-    compared = compare(folds=None, baselines=False)
+def test_without_baselines_and_folds_there_is_one_training(trained: list[str]) -> None:
+    compared = compare(folds=0)
     assert (len(trained), compared.rows, compared.method) == (1, [], "soseleto")
     assert compared.kept.temperature == compared.result.temperature
 
 
-def test_a_baseline_that_is_better_is_kept(tmp_path: Path) -> None:
+def test_a_baseline_that_is_better_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source's labels are noise, and the target is large enough."""
     inputs, _ = points(200, 5)
     source = inputs, torch.randint(2, (200,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(module, "features_by", lambda *_: None)  # no first answer
     compared = compare(source=source, epochs=1, lr=0.5, target_batch_size=4, batch_size=20, out=tmp_path / "run")
     assert compared.method == "target_only"
     state = RunFolder.open(tmp_path / "run").model_state()
@@ -168,22 +175,63 @@ def test_a_baseline_that_diverges_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         return fit(*arguments, **more)
 
     monkeypatch.setattr(module, "fit", diverges)
-    compared = compare(progress=lambda event, record: said.append(record.get("text")))
+    compared = compare(baselines=True, progress=lambda event, record: said.append(record.get("text")))
+    assert "ordinary" in [row["method"] for row in compared.rows]
     assert "mixed" not in [row["method"] for row in compared.rows]
     assert "mixed training, fold 1 is left out of the comparison: the loss is NaN." in said
 
 
-def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
+def written(folder: Path) -> dict[str, Path]:
+    """Source and target as tables."""
     for name, (inputs, labels) in {"source": points(120, 0, 0.3), "target": points(60, 1)}.items():
         rows = [
             f"{x:.4f},{y:.4f},{'ab'[label]}" for (x, y), label in zip(inputs.tolist(), labels.tolist(), strict=True)
         ]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
-    out = tmp_path / "run"
-    compared = compare(source=tmp_path / "source.csv", target=tmp_path / "target.csv", out=out)
+        (folder / f"{name}.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
+    return {name: folder / f"{name}.csv" for name in ("source", "target")}
+
+
+def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
+    data, out = written(tmp_path), tmp_path / "run"
+    compared = compare(**data, out=out)
     assert compared.kept.classes == ("a", "b")
-    assert json.loads((out / "source.json").read_text())["path"] == str(tmp_path / "source.csv")
+    assert json.loads((out / "source.json").read_text())["path"] == str(data["source"])
     assert json.loads((out / "config.json").read_text())["columns"] == ["x", "y"]
+
+
+# The first answer
+
+
+def command(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_first_answer_is_read_until_the_training_has_ended_and_kept_where_that_is_worse(tmp_path: Path) -> None:
+    run, new, data, read = tmp_path / "run", tmp_path / "new.npz", written(tmp_path), {}
+    np.savez(new, x=points(60, 3)[0].numpy())
+
+    def look(event: str, record: dict[str, Any]) -> None:
+        if event == "step" and not read and (run / "config.json").exists():  # within the main training
+            read["ended"] = RunFolder(run / "first").has_ended(), RunFolder(run).has_ended()
+            read["ranking"] = command("rank", run, "--worst", 3).splitlines()
+            read["predicted"] = command("predict", run, new, "--device", "cpu").splitlines()
+            Decisions(RunFolder.open(run)).decide(Decision("7", "drop"))
+
+    compared = compare(**data, lr=1e-6, out=run, progress=look)
+    assert read["ended"] == (True, False)
+    assert (len(read["ranking"]), len(read["predicted"])) == (1 + 3, 1 + 60)
+    assert [row["method"] for row in compared.rows] == ["soseleto", "scan", "scan_mixed", "scan_target_only"]
+    assert compared.method == "scan"
+    ours, first = (row["accuracy"] for row in compared.rows[:2])
+    assert ours < first
+    inputs, labels = points(200, 2)
+    for model in (None, net()):
+        loaded = soseleto.load(run, model=model, device="cpu")
+        assert torch.equal(loaded.predict_proba(inputs), compared.kept.predict_proba(inputs))
+        assert loaded.evaluate((inputs, labels))["accuracy"] > 85
+    assert set(read_decisions(RunFolder.open(run))) == {"7"}
 
 
 @pytest.mark.parametrize(

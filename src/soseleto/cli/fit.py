@@ -16,7 +16,15 @@ from torch import nn
 
 from soseleto.cli.options import FitOptions, open_text
 from soseleto.comparison import accuracy
-from soseleto.comparison.compare import compare, default_probes, features_by, folds_of, plan, remember_source
+from soseleto.comparison.compare import (
+    compare,
+    default_probes,
+    describes_first,
+    features_by,
+    folds_of,
+    plan,
+    remember_source,
+)
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
@@ -32,7 +40,7 @@ from soseleto.run_folder.folder import FIRST, PARTS, PRETRAINED, PROBLEMS, REPOR
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
 from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
-from soseleto.training.options import Inputs
+from soseleto.training.options import Inputs, Progress
 from soseleto.training.progress import LiveLine
 from soseleto.training.resume import require_same_settings
 
@@ -55,11 +63,15 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     if compared and reducer.first(lambda: _has_ended(folder)):
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
     pair, sha256 = first_reads(reducer, lambda: read(options, reducer))
+
+    def describe(run: RunFolder) -> None:
+        describe_data(run, options, pair, sha256)
+
     if not compared:
-        _train(options, Training(options, pair, reducer), echo)
+        _train(options, Training(options, pair, reducer), echo, describes_first(options.out, describe))
     if reducer.rank != 0:
         return
-    describe_data(folder, options, pair, sha256)
+    describe(folder)
     page = write_report(options.out)
     shutil.rmtree(options.out / PARTS, ignore_errors=True)
     folder.tidy()
@@ -87,7 +99,7 @@ def read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
     return pair, digest(options.source) if reducer.rank == 0 else None
 
 
-def _train(options: FitOptions, training: Training, echo: Callable[[str], None]) -> None:
+def _train(options: FitOptions, training: Training, echo: Callable[[str], None], watch: Progress) -> None:
     pair = training.pair
     for line in [*map(str, pair.problems), *training.plan()]:
         echo(line)
@@ -114,15 +126,15 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None])
             seed=options.seed,
             device=options.device,
             out=options.out,
-            progress=progress,
+            progress=[progress, watch],
         )
 
 
 def describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
     """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
-    remember_source(folder, options.source, pair, sha256, options.reading())
     if isinstance(pair.preparation, TextPreparation) and options.model is not None:
         folder.write_json(PRETRAINED, open_text(options.model).to_dict(), indent=None)
+    remember_source(folder, options.source, pair, sha256, options.reading())
     if pair.problems:
         dropped = set(pair.dropped)
         problems = [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]

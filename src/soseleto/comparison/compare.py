@@ -48,7 +48,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.prediction.load import load_run
 from soseleto.prediction.predictor import Predictor, fit_temperature
-from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, REVIEW, RunFolder
+from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, REVIEW, SOURCE, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import AUTO_SHARE, FEWEST, Share
 from soseleto.task.losses import Loss, cross_entropy
@@ -57,7 +57,17 @@ from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.fit import fit
-from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_probes
+from soseleto.training.options import (
+    Balanced,
+    Checkpoints,
+    Compute,
+    Heads,
+    Inputs,
+    Probes,
+    Progress,
+    Watcher,
+    as_probes,
+)
 from soseleto.training.progress import LiveLine
 from soseleto.training.resume import comparable, differences, model_fingerprint
 
@@ -186,10 +196,27 @@ def compare(
         watchers=_watchers(progress),
         chosen={"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer, "loss": loss},
     )
+    if out is None or not isinstance(source, str | Path) or comparing.team.rank != 0:
+        return comparing.run()
+
+    def described(folder: RunFolder) -> None:
+        remember_source(folder, source, pair, sha256, Reading())
+
+    comparing.watchers.append(describes_first(Path(out), described))
     comparison = comparing.run()
-    if out is not None and isinstance(source, str | Path) and comparing.team.rank == 0:
-        remember_source(RunFolder(out), source, pair, sha256, Reading())
+    described(RunFolder(out))
     return comparison
+
+
+def describes_first(out: Path, describe: Callable[[RunFolder], None]) -> Progress:
+    """A progress function that describes the data of the first answer, as ``rank`` and ``predict`` need it."""
+    first = RunFolder(out / FIRST)
+
+    def watch(event: str, record: dict[str, Any]) -> None:
+        if event == "start" and first.is_run() and first.has_ended() and not first.has(SOURCE):
+            describe(first)
+
+    return watch
 
 
 def remember_source(folder: RunFolder, source: str | Path, pair: Pair, sha256: str | None, reading: Reading) -> None:
@@ -399,7 +426,7 @@ class Comparing:
         )
 
     def _begin(self) -> None:
-        """The first answer; after an interruption it is made again, which takes as long as reading it."""
+        """The first answer; after an interruption it is made again, since its folder does not hold the features."""
         if self.features is None:
             return
         for watcher in self.watchers:
@@ -407,7 +434,11 @@ class Comparing:
                 watcher.stage(TITLES[SCAN])
         place = None if self.out is None else self.out / FIRST
         ended = place is not None and RunFolder(place).is_run() and RunFolder(place).has_ended()
-        notes = {name: value for name, value in self.checkpoints.notes.items() if name == "columns"}
+        if ended:
+            self._require_same(RunFolder(place))  # type: ignore[arg-type]
+        notes = self.checkpoints.notes
+        if self.features != "network":  # without the name of the network, which it does not use
+            notes = {name: value for name, value in notes.items() if name == "columns"}
         first = first_answer(
             self.pair.source,
             self.pair.target,
@@ -418,7 +449,7 @@ class Comparing:
             seed=self.seed,
             device=self.device,
             out=None if ended else place,
-            notes=self.checkpoints.notes if self.features == "network" else notes,
+            notes={**notes, **self._notes},
             progress=[watcher for watcher in self.watchers if not hasattr(watcher, "log")],
         )
         self.trained[SCAN] = first.result
@@ -547,13 +578,16 @@ class Comparing:
             return True
         if place is None or not RunFolder(place).is_run():
             return False
-        folder, asked = RunFolder(place), self._notes["asked"]
+        self._require_same(folder := RunFolder(place))
+        return folder.has_ended()
+
+    def _require_same(self, folder: RunFolder) -> None:
+        asked = self._notes["asked"]
         if changed := differences(folder.config().get("asked") or {}, asked, asked):
             raise UsageError(
                 f"{folder.path} holds a training with other settings, since {', '.join(changed)}: give the same as "
                 "before, or --out another folder."
             )
-        return folder.has_ended()
 
     def _model(self, part: Part) -> Predictor:
         """From the part's folder, since in a sharded training no rank has the whole model."""

@@ -144,7 +144,7 @@ def first_answer(
         heads=Heads(),
         probes=Probes(share=0.0, precision=precision),
         compute=Compute(),
-        checkpoints=Checkpoints(notes=notes or {}),
+        checkpoints=Checkpoints(notes={**({"model": "linear"} if model is None else {}), **(notes or {})}),
         seed=seed,
     )
     with seeded(seed, where):
@@ -199,7 +199,6 @@ def _answered(
         "method": "scan",
         "settings": {"learner": "logistic regression" if learner is None else repr(learner), "rounds": ROUNDS},
         "task": "classification",
-        "model": "linear",
         "n_classes": network.outputs,
         "device": str(device),
         **({} if data.columns is None else {"columns": list(data.columns)}),

@@ -86,6 +86,8 @@ def load_run(
         return replace(first, temperature=folder.temperature())
     with readable(folder.path):
         config, state = folder.config(), folder.model_state()
+        if config.get("method") == "scan" and config.get("model") == "linear":
+            model = None  # a first answer on the inputs themselves, not on the network that is trained
         prepare = _prepare(config, folder, text)
         whole = _with_heads(_module(model, config, state, folder, prepare), state)
         _fill(whole, state, folder)
