@@ -133,7 +133,7 @@ def test_the_clean_list_has_no_suspects(walk: Walk) -> None:
 
 def test_report_writes_a_page(walk: Walk, tmp_path: Path) -> None:
     run("report", walk.out, "--out", tmp_path / "page.html")
-    assert "ordinary training" in (tmp_path / "page.html").read_text("utf-8")
+    assert "the first answer" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_predict_gives_the_accuracy_of_the_comparison(walk: Walk) -> None:

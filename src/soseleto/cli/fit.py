@@ -22,6 +22,7 @@ from soseleto.comparison.compare import (
     describes_first,
     features_by,
     folds_of,
+    is_apart,
     plan,
     remember_source,
 )
@@ -284,7 +285,7 @@ class Training:
 
     def _about_comparison(self) -> list[str]:
         options, pair = self.options, self.pair
-        apart = bool(self.probes.share) and self.baselines and (pair.test is not None or self.folds > 0)
+        apart = is_apart(self.probes, pair, self.folds, rivals=self.baselines or self.features is not None)
         parts = plan(pair, options.mode, folds=self.folds, baselines=self.baselines, apart=apart, seed=options.seed)
         if not parts:
             return []

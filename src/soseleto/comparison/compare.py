@@ -289,6 +289,11 @@ def folds_of(folds: int | None, pair: Pair) -> int:
     return folds
 
 
+def is_apart(probes: Probes, pair: Pair, folds: int, *, rivals: bool) -> bool:
+    """Whether SOSELETO's model has a training of its own, without the probes that the main one plants in its source."""
+    return bool(probes.share) and rivals and (pair.test is not None or folds > 0)
+
+
 @dataclass(frozen=True)
 class Part:
     """One training of a comparison: its target, and the examples that it is evaluated on."""
@@ -392,8 +397,7 @@ class Comparing:
 
     @property
     def apart(self) -> bool:
-        compared = self.baselines and (self.pair.test is not None or self.folds > 0)
-        return compared and bool(self.probes.share)
+        return is_apart(self.probes, self.pair, self.folds, rivals=self.baselines or self.features is not None)
 
     @cached_property
     def parts(self) -> list[Part]:
