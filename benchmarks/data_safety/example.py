@@ -79,7 +79,7 @@ def often(data: Path) -> list[object]:
 
 def fit_words(data: Path, out: Path, *more: object) -> list[str]:
     words = ["fit", "--source", data / "source.csv", "--target", data / "target.csv", "--out", out, "--epochs", 2]
-    words += ["--skip-bad", "--folds", 2, "--batch-size", 16, "--device", "cpu", *more]
+    words += ["--skip-bad", "--baselines", "--folds", 2, "--batch-size", 16, "--device", "cpu", *more]
     return [str(word) for word in words]
 
 

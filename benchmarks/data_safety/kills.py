@@ -19,9 +19,9 @@ from data_safety.example import command, fit_words, often, write_data
 
 PHASES = (
     "fold", "writing a run", "prediction", "baseline", "checkpoint", "suspects", "comparison", "report", "reading",
-    "main training",
+    "main training", "first answer",
 )  # fmt: skip
-SECONDS = {"reading": 0.05, "main training": 0.1, "fold": 0.1, "baseline": 0.1}  # a kill comes within these
+SECONDS = {"reading": 0.05, "main training": 0.1, "fold": 0.1, "baseline": 0.1, "first answer": 0.1}  # a kill comes within these
 OTHERS = 0.02
 
 
@@ -112,6 +112,7 @@ def _mark_phases(seen: mmap.mmap) -> None:
     mark(checkpoint, "_write", "checkpoint")
     mark(loop, "gather", "suspects")
     mark(Loop, "_close", "writing a run")
+    mark(Comparing, "_begin", "first answer")
     mark(Comparing, "_judge", "prediction")
     mark(Comparing, "_conclude", "comparison")
     mark(fit, "write_report", "report")

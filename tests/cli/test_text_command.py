@@ -115,7 +115,7 @@ def test_the_first_answer_reads_texts_before_the_training(desk: Path, monkeypatc
     assert not RunFolder(run).has_ended()
     assert command("predict", run, desk / "target.csv", "--device", "cpu").count("\n") == 1 + 40
     (row,) = json.loads(command("rank", run, "--worst", 1, "--format", "json"))
-    assert row["x0"] in set(pd.read_csv(desk / "source.csv")["review"])
+    assert row["review"] in set(pd.read_csv(desk / "source.csv")["review"])
 
 
 def test_a_changed_tokenizer_is_refused(desk: Path) -> None:
