@@ -21,7 +21,9 @@ PHASES = (
     "fold", "writing a run", "prediction", "baseline", "checkpoint", "suspects", "comparison", "report", "reading",
     "main training", "first answer",
 )  # fmt: skip
-SECONDS = {"reading": 0.05, "main training": 0.1, "fold": 0.1, "baseline": 0.1, "first answer": 0.1}  # a kill comes within these
+SECONDS = {  # a kill comes within these
+    "reading": 0.05, "main training": 0.1, "fold": 0.1, "baseline": 0.1, "first answer": 0.1,
+}  # fmt: skip
 OTHERS = 0.02
 
 
