@@ -223,7 +223,11 @@ class _Inputs:
         y = None if y is None else _array(y)
         if self.preparation is not None:
             validate_data(estimator, X, reset=reset, skip_check_array=True)
-            return prepared(frame_table(X), self.preparation, "X"), None if y is None else _labels_of(y, X)
+            inputs, receipt = prepared(frame_table(X), self.preparation, "X")
+            if y is not None:
+                return inputs, _labels_of(y, X)
+            receipt.report()
+            return inputs, None
         given = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
             return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None

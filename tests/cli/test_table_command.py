@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli.commands import app
-from soseleto.data import TablePreparation
+from soseleto.cli.main import main
+from soseleto.data import TablePreparation, check_pair
 from soseleto.prediction.export import _describe
 from soseleto.run_folder.folder import RunFolder
 
@@ -95,6 +96,38 @@ def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Pat
     assert full["weight_source"].tolist() == pytest.approx(table["weight"][full["id"].astype(int)].tolist(), abs=1e-4)
     page = (desk / "run" / "report.html").read_text()
     assert f"<td>{listed[-1]['note']}</td>" in page
+
+
+def test_predict_counts_what_it_cannot_use(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = pd.DataFrame({"colour": ["red", "violet", None, "?"], "size": ["0,5", "90", "1.5", " "], "weight": None})
+    new.to_csv(desk / "odd.csv", index=False)
+    wanted = [
+        "column 'size': 1 missing, 1 unreadable ('0,5'), 1 outside the training's range ('90'), of 4",
+        "column 'colour': 2 missing, 1 unseen ('violet'), of 4",
+        "column 'weight': 4 missing, of 4",
+        "1 row without a value that can be used (3)",
+    ]
+    for strict, code in ((), 0), (("--strict",), 1):
+        with pytest.raises(SystemExit) as left:
+            main(["predict", str(desk / "run"), str(desk / "odd.csv"), *strict])
+        printed = capsys.readouterr()
+        assert left.value.code == code
+        assert all(line in printed.err for line in wanted)
+        assert printed.out.splitlines()[4:] == ([] if strict else [f"{desk / 'odd.csv'}:3,,"])
+    loaded = soseleto.load(desk / "run")
+    assert (loaded.predict(new) == -1).tolist() == [False, False, False, True]
+    assert loaded.predict_proba(new).isnan().all(1).tolist() == [False, False, False, True]
+
+
+def test_a_range_that_does_not_overlap_is_reported(desk: Path, tmp_path: Path) -> None:
+    far = rows(40, 1).assign(when="31.12.2021")
+    near = rows(120, 0).assign(when=[f"{day:%d.%m.%Y}" for day in pd.date_range("1998-01-01", periods=120)])
+    far["size"] *= 1000
+    far["size"] = far["size"].where(far["size"].abs() > 10)
+    problems = {one.text.split("'")[1]: one for one in check_pair(near, far, mode="noisy") if one.kind == "range"}
+    assert set(problems) == {"size", "when"}
+    assert not any(one.stops for one in problems.values())
+    assert "no value within the source's range ('31.12.2021'; the source has 01.01.1998" in problems["when"].text
 
 
 def test_an_onnx_file_describes_its_table(desk: Path) -> None:

@@ -306,6 +306,9 @@ def predict(
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Encoding of text tables. [default: utf-8]")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse values that are not as in the training, instead of a warning.")
+    ] = False,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -313,10 +316,13 @@ def predict(
 
     Tables need the feature columns of the training, in any order and format,
     or a column of image paths; other columns, such as labels, are ignored.
+    Values that are missing, unreadable, unseen or outside the training's range
+    are counted on standard error; a row without any usable value has no label.
     """
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
-    write(_predicted(run, files, model=model, format=format, device=device, encoding=encoding), out)
+    content = _predicted(run, files, model=model, format=format, device=device, encoding=encoding, strict=strict)
+    write(content, out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -517,7 +523,7 @@ def show_link(link: str, in_browser: bool, command: str = "review") -> None:
 
 
 def _predicted(
-    run: Path, files: list[Path], *, model: str | None, format: str, device: str, encoding: str | None
+    run: Path, files: list[Path], *, model: str | None, format: str, device: str, encoding: str | None, strict: bool
 ) -> bytes:
     """Path, label and probability of every input, as CSV or JSON."""
     import numpy as np
@@ -536,13 +542,16 @@ def _predicted(
     lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
     path_column = loaded.run.source().get("path_column") if lists_images else None
     reading = Reading(encoding=encoding, path_column=path_column)
-    inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=loaded.preparation)
+    preparation = loaded.preparation
+    inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=preparation, strict=strict)
     probability, best = loaded.predict_proba(inputs.values).max(1)
     columns = {
         "path": np.array(inputs.names, dtype=object),
         "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
-        "probability": probability.double().numpy().round(4),
+        "probability": probability.double().numpy().round(4).astype(object),
     }
+    for name in ("label", "probability"):
+        columns[name][~inputs.usable.numpy()] = None
     return WRITERS[format](columns)
 
 

@@ -33,7 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Messages(logging.Handler):
-    """Prints once what ``fit`` has chosen by default; the other messages of a training are printed by its live line."""
+    """Prints once what ``fit`` has chosen by default, and warnings about the data to predict on.
+
+    The other messages of a training are printed by its live line.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -43,6 +46,8 @@ class _Messages(logging.Handler):
         if record.module == "fit" and (text := record.getMessage()) not in self.printed:
             self.printed.add(text)
             typer.echo(text)
+        elif record.module in ("preparation", "read"):  # what is not used of the data
+            typer.echo(record.getMessage(), err=True)
 
 
 def _run(arguments: list[str], debug: bool) -> int:

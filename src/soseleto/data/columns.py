@@ -74,6 +74,10 @@ class Column(ABC):
         """(N,) whether a value is present but not of this kind, from a pyarrow column."""
         return np.zeros(len(column), dtype=bool)
 
+    def outside(self, column: Any) -> np.ndarray:
+        """(N,) whether a number or a date is outside the source's range, from a pyarrow column."""
+        return np.zeros(len(column), dtype=bool)
+
     @abstractmethod
     def missing(self) -> tuple[float, ...]:
         """What is stored for a missing value."""
@@ -137,6 +141,15 @@ class Number(Column):
 
     def unusable(self, column: Any) -> np.ndarray:
         return cells.numbers(column).is_word
+
+    def outside(self, column: Any) -> np.ndarray:
+        return self.beyond(cells.numbers(column).values)
+
+    def beyond(self, values: np.ndarray) -> np.ndarray:
+        """(N,) whether a value is outside the source's range; a missing one is not."""
+        with np.errstate(over="ignore"):
+            values = values if self.exact else values.astype(np.float32)
+        return (values < self.edges[0]) | (values > self.edges[-1])
 
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
@@ -224,9 +237,15 @@ class Date(Column):
         return replace(self, format=cells.format_of(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:
+        return np.concatenate([part.fill_in(values) for part, values in self._values(column)], axis=1)
+
+    def _values(self, column: Any) -> list[tuple[Number, np.ndarray]]:
         parts = _date_parts(cells.times(column, self.format))
-        prefix = len(self.name) + 1
-        return np.concatenate([part.fill_in(parts[part.name[prefix:]]) for part in self.parts], axis=1)
+        return [(part, parts[part.name[len(self.name) + 1 :]]) for part in self.parts]
+
+    def outside(self, column: Any) -> np.ndarray:
+        part, values = self._values(column)[0]
+        return part.beyond(values)
 
     def unusable(self, column: Any) -> np.ndarray:
         present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -346,35 +346,88 @@ def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> l
     return problems
 
 
-def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
-    """The values of each column that are not of its kind: they are read as missing, or as unseen.
+class _Checked(NamedTuple):
+    """A column of a table beside what the preparation expects; masks are (N,)."""
 
-    It stops where most values of another table's column are no numbers or dates. Unseen categories are reported where
-    nearly all values are.
-    """
-    examples = {seen.name: seen.examples for seen in preparation.seen}
-    problems = []
-    for fitted in preparation.columns:
-        column = fitted.formatted_as(table[fitted.name])
+    column: Column
+    words: Any
+    unusable: np.ndarray
+    outside: np.ndarray
+
+    @classmethod
+    def of(cls, table: Any, fitted: Column) -> _Checked:
+        cell = table[fitted.name]
+        column = fitted.formatted_as(cell)
+        return cls(column, cells.words(cell), column.unusable(cell), column.outside(cell))
+
+    @property
+    def present(self) -> np.ndarray:
+        return np.asarray(self.words.is_valid().to_numpy(zero_copy_only=False))
+
+    def shown(self, rows: np.ndarray) -> str:
+        return some(list(dict.fromkeys(map(repr, self.words.take(np.flatnonzero(rows)[:1000]).to_pylist()))))
+
+    def problem(self, where: str, source: str) -> Problem | None:
+        """Of a set to train or measure on; ``source`` is what the source has in the column.
+
+        It stops where most values of another table's column are no numbers or dates. Unseen categories are reported
+        where nearly all values are.
+        """
+        column, count, present = self.column, int(self.unusable.sum()), int(self.present.sum())
         unseen = isinstance(column, Category)
-        if isinstance(column, Text) or (unseen and where == "source"):
-            continue
-        words = cells.words(table[column.name])
-        rows = np.flatnonzero(column.unusable(table[column.name]))
-        most = len(rows) > (_UNSEEN if unseen else _OTHER_KIND) * (len(words) - words.null_count)
-        if not len(rows) or (unseen and not most):
-            continue
+        most = count > (_UNSEEN if unseen else _OTHER_KIND) * present
+        beside = "" if where == "source" else f"; the source has {source}"
+        if present and self.outside.sum() == present - count > 0:
+            shown = f"no value within the source's range ({self.shown(self.outside)}{beside}): is its unit the same?"
+            return Problem(where, "range", f"column {column.name!r} has {shown}", stops=False)
+        if not count or (unseen and (where == "source" or not most)):
+            return None
         stops = most and not unseen and where != "source"
         fix = "write them like those" if stops else f"they are read as {'one unseen value' if unseen else 'missing'}"
-        shown = some(list(dict.fromkeys(map(repr, words.take(rows[:1000]).to_pylist()))))
-        beside = "" if where == "source" else f"; the source has {', '.join(examples[column.name])}"
         kind, fault = _FAULTS[type(column)]
-        text = f"column {column.name!r} has {counted(len(rows), 'value')} that {fault} ({shown}{beside}): {fix}."
-        problems.append(Problem(where, kind, text, stops=stops))
-    return problems
+        shown = f"{counted(count, 'value')} that {fault} ({self.shown(self.unusable)}{beside}): {fix}."
+        return Problem(where, kind, f"column {column.name!r} has {shown}", stops=stops)
+
+    def line(self) -> str:
+        """Of a table to predict on: how many values are not as in the training; empty if all are."""
+        unusable = "unseen" if isinstance(self.column, Category) else "unreadable"
+        counts = {"missing": ~self.present, unusable: self.unusable, "outside the training's range": self.outside}
+        listed = [
+            f"{rows.sum():,} {what}" + (f" ({self.shown(rows)})" if what != "missing" else "")
+            for what, rows in counts.items()
+            if rows.any()
+        ]
+        return f"column {self.column.name!r}: {', '.join(listed)}, of {len(self.words):,}" if listed else ""
 
 
-def prepared(table: Any, preparation: Preparation, what: str) -> Tensor:
+def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
+    """The values of each column that are not of its kind: they are read as missing, or as unseen."""
+    examples = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
+    problems = (_Checked.of(table, column).problem(where, examples[column.name]) for column in preparation.columns)
+    return [problem for problem in problems if problem is not None]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What of a table to predict on is not as in the training.
+
+    lines: one for each column with values that are missing, unreadable, unseen or outside the training's range
+    usable: (N,) the rows with any value that can be used
+    """
+
+    what: str
+    lines: tuple[str, ...]
+    usable: Tensor
+
+    def report(self, *, strict: bool = False) -> None:
+        """Log a warning for each line; with ``strict`` raise instead."""
+        if strict and self.lines:
+            raise DataError(f"{self.what}: {'; '.join(self.lines)}: correct them, or leave --strict out.")
+        for line in self.lines:
+            logger.warning("%s: %s", self.what, line)
+
+
+def prepared(table: Any, preparation: Preparation, what: str) -> tuple[Tensor, Receipt]:
     """The inputs of a pyarrow table by the preparation of a training; columns that it did not use are ignored."""
     names = table.column_names
     if missing := [column for column in preparation.used if column not in names]:
@@ -382,14 +435,22 @@ def prepared(table: Any, preparation: Preparation, what: str) -> Tensor:
         raise DataError(f"{what} has no column {some(missing)}{hint}: give all columns that the model was trained on.")
     if twice := [column for column in preparation.used if names.count(column) > 1]:
         raise DataError(f"{what} has two columns of one name: rename one of {some(twice)}.")
-    problems = unusable_values(table, preparation, where=what) if isinstance(preparation, TablePreparation) else []
-    if stopping := [str(problem) for problem in problems if problem.stops]:
+    columns: Sequence[Column] = (
+        preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
+    )
+    examples = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
+    problems, lines, usable = [], [], np.zeros(table.num_rows, dtype=bool)
+    for column in columns:
+        checked = _Checked.of(table, column)
+        problems.append(checked.problem(what, examples[column.name]))
+        lines.append(checked.line())
+        usable |= checked.present & ~checked.unusable
+    if stopping := [str(problem) for problem in problems if problem is not None and problem.stops]:
         raise DataError(" ".join(stopping))
-    for problem in problems:
-        if problem.kind == "unseen":
-            logger.warning("%s", problem)
     inputs = preparation.read(table)
     if rows := (~inputs.isfinite()).any(1).nonzero().flatten().tolist():
         shown = some([str(row) for row in rows])
         raise DataError(f"{counted(len(rows), 'row')} of {what} with infinite values ({shown}): remove them.")
-    return inputs
+    if empty := [str(row) for row in np.flatnonzero(~usable)]:
+        lines.append(f"{counted(len(empty), 'row')} without a value that can be used ({some(empty)})")
+    return inputs, Receipt(what, tuple(filter(None, lines)), torch.from_numpy(usable))

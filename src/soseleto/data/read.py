@@ -306,6 +306,7 @@ def _check_shapes(sets: dict[str, Examples]) -> None:
 class Inputs(NamedTuple):
     names: tuple[str, ...]  # FILE or FILE:ROW of each input
     values: Tensor  # (N, ...) as read for training
+    usable: Tensor  # (N,) whether it has any value that can be used
 
 
 def read_inputs(
@@ -314,22 +315,29 @@ def read_inputs(
     shape: tuple[int, ...],
     preparation: Preparation | None = None,
     reading: Reading | None = None,
+    strict: bool = False,
 ) -> Inputs:
     """All inputs in ``paths``: images, folders of images, tables and ``.npz`` files; an unreadable one raises.
 
     shape: of the inputs that the model was trained on
     preparation: of the training's tables
+    strict: refuse values that are missing, unreadable, unseen or outside the training's range, and files that are not
+        images, instead of a warning
     """
     if not paths:
         raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
-    read = [_inputs(Path(path).expanduser(), shape, preparation, reading or Reading()) for path in paths]
-    return Inputs(tuple(name for inputs in read for name in inputs.names), torch.cat([part.values for part in read]))
+    read = [_inputs(Path(path).expanduser(), shape, preparation, reading or Reading(), strict) for path in paths]
+    names, values, usable = zip(*read, strict=True)
+    return Inputs(tuple(name for some in names for name in some), torch.cat(values), torch.cat(usable))
 
 
-def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None, reading: Reading) -> Inputs:
+def _inputs(
+    path: Path, shape: tuple[int, ...], preparation: Preparation | None, reading: Reading, strict: bool
+) -> Inputs:
     if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
-        values = prepared(tables.load(path, reading), preparation, str(path))
-        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
+        values, receipt = prepared(tables.load(path, reading), preparation, str(path))
+        receipt.report(strict=strict)
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
     if image_files.is_image(path) and path.is_file():
         raw = Raw("input", torch.zeros(1, dtype=torch.int64), files=(str(path),))
     else:
@@ -339,11 +347,11 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
     image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
     examples, problems = _decoded(raw, image_shape, reading)
-    _raise_or_log(problems)
+    _raise_or_log([replace(problem, stops=problem.stops or strict) for problem in problems])
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
     names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
-    return Inputs(names, examples.inputs)
+    return Inputs(names, examples.inputs, torch.ones(len(names), dtype=torch.bool))
 
 
 # The labels that the target's examples had before they were checked: a column of its table, or a table of its own,

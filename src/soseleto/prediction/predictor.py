@@ -60,12 +60,21 @@ class Predictor:
     def outputs(self, inputs: Any) -> Tensor:
         """The model's outputs (logits) on the CPU: for images, features, dicts, a data frame, a list of texts.
 
-        Arrays are converted as ``fit`` converts them: images (N, H, W, C) become (N, C, H, W).
+        Arrays are converted as ``fit`` converts them: images (N, H, W, C) become (N, C, H, W). A row of a data frame
+        without any value that can be used gets NaN; other values that are not as in the training are logged.
         """
+        usable = None
+        if self.preparation is not None and is_frame(inputs):
+            inputs, receipt = prepared(frame_table(inputs), self.preparation, "the data frame")
+            receipt.report()
+            usable = receipt.usable
         pieces = structure.split(self._stored(inputs), self._batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
-        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
+        outputs = torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
+        if usable is not None:
+            outputs[~usable] = torch.nan
+        return outputs
 
     def outputs_of(self, examples: ExampleSet) -> Tensor:
         """The model's outputs for every example of a data set, on the CPU."""
@@ -87,16 +96,16 @@ class Predictor:
     def _stored(self, inputs: Any) -> Inputs:
         if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
             return self.preparation.tokens(inputs)
-        if self.preparation is not None and is_frame(inputs):
-            return prepared(frame_table(inputs), self.preparation, "the data frame")
         if isinstance(inputs, list) and any(isinstance(part, Tensor) for part in inputs):  # arguments of the model
             return pytree.tree_map(torch.as_tensor, structure.plain(inputs))
         return inputs_of(inputs, name="given")
 
     def predict(self, inputs: Any) -> Tensor:
-        """Class indices of a classifier, otherwise the outputs themselves."""
+        """Class indices of a classifier, -1 for a row without any value; otherwise the outputs themselves."""
         outputs = self.outputs(inputs)
-        return outputs.argmax(1) if self.task == "classification" else outputs
+        if self.task != "classification":
+            return outputs
+        return torch.where(outputs.isnan().all(1), -1, outputs.argmax(1))
 
     def predict_proba(self, inputs: Any) -> Tensor:
         """One probability per class, (B, classes): softmax(outputs / temperature)."""
