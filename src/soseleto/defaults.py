@@ -202,7 +202,7 @@ class Settings:
         }
 
     def line(self) -> str:
-        """One line for the log: ``many source labels look wrong: last-layer alignments, weight step 0.3``."""
+        """One line for the log: ``at least 20 % of the source labels look wrong: last-layer alignments, ...``."""
         method = self.method
         if not isinstance(method, Soseleto) or method.weight_step is None:
             return ""
@@ -254,7 +254,7 @@ def resolve(
     Example:
         >>> settings = resolve(nn.Linear(4, 2), n_source=3000, classes=True, ends_in_linear=True, wrong_share=0.3)
         >>> settings.epochs, settings.batch_size, settings.line()
-        (30, 64, 'many source labels look wrong: alignments of all layers, weight step 0.3')
+        (30, 64, 'at least 30 % of the source labels look wrong: alignments of all layers, weight step 0.3')
     """
     optimizers.require_rates(lr, weight_decay)
     if lr is not None and optimizer is not None:
@@ -272,10 +272,9 @@ def resolve(
         change = method or DefaultMethod()
         many = wrong_share is not None and wrong_share >= (MANY_PRETRAINED if facts.pretrained else MANY)
         if classes:
-            count = "many" if many else "few"
-            reason = (
-                f"{count} source labels look wrong" if wrong_share is not None else "share of wrong labels not known"
-            )
+            reason = "share of wrong labels not known"
+            if wrong_share is not None:
+                reason = f"at least {100 * wrong_share:.0f} % of the source labels look wrong"
             memorises = facts.memorises(n_source)
             method = change.for_classes(
                 facts, many_wrong=many, ends_in_linear=ends_in_linear, epochs=epochs, memorises=memorises

@@ -44,10 +44,10 @@ def test_the_basis_is_named_wherever_a_number_is() -> None:
 
 
 def test_an_interval_that_says_nothing_is_unknown() -> None:
-    useless, wide = Estimate(0.95, 0.0, 1.0), Estimate(0.6, 0.3, 0.9)
+    useless, wide = Estimate(0.95, 0.0, 1.0), Estimate(0.6, 0.4, 0.9)
     assert str(useless) == "unknown"
     assert useless.to_dict("audited")["value"] is None
-    assert str(wide) == "60.0 % (30.0 to 90.0)"
+    assert str(wide) == "60.0 % (40.0 to 90.0)"
     assert wide.to_dict("audited")["value"] == 0.6
 
 

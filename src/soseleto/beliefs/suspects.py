@@ -44,6 +44,11 @@ class FromBeliefs:
         return len(self.found.trusted_labels)
 
     @cached_property
+    def wrong_share(self) -> Estimate:
+        """Of the judged examples."""
+        return judge(self._of_judged).wrong_share
+
+    @cached_property
     def _of_judged(self) -> Beliefs:
         """The beliefs in labels that are judged."""
         at, found = self.judged.numpy(), self.found

@@ -509,7 +509,7 @@ class Comparing:
             inputs=self.inputs if ours or not self._is_strong else replace(self.inputs, augment=self._plain_augment),
             target_batch_size=self._target_batch(part),
             heads=copy.deepcopy(self.heads),
-            probes=None if part.name else self._judging,
+            probes=self._judging(part),
             compute=self.compute,
             checkpoints=replace(self.checkpoints, notes={**self.checkpoints.notes, **self._notes}),
             seed=self.seed,
@@ -522,12 +522,12 @@ class Comparing:
         if self.out is None or not part.name:  # others are in their folders, and would fill a GPU
             self.trained[part.name] = result
 
-    @property
-    def _judging(self) -> Probes:
-        """Probes, or the evidence of the first answer in place of them."""
+    def _judging(self, part: Part) -> Probes | None:
+        """Probes of the main training, or the evidence of the first answer in place of them."""
         if self.probes.share or self.features not in ("columns", "network"):
-            return self.probes
-        return replace(self.probes, evidence=self.first[0].result.evidence)
+            return None if part.name else self.probes
+        ours = part.method == SOSELETO  # of a part, for the share of wrong labels, by which its settings are chosen
+        return replace(self.probes, evidence=self.first[0].result.evidence) if ours else None
 
     @property
     def _is_strong(self) -> bool:

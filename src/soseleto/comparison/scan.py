@@ -43,6 +43,7 @@ from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
 
 LEAST = -30.0  # the output for a class without any example
+SMALLEST, ROUNDING = 1e-8, 1e-5  # standard deviation of a feature that varies: of the median one, and of its size
 
 
 def scan(
@@ -213,7 +214,7 @@ def _answered(
     of_source, of_target = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
     if not enough_trusted(of_target):
         raise UsageError("the target needs two examples each of at least two classes: give more of them.")
-    features = (
+    features = _without_constants(
         features_of_set(network, data.source, device, records),
         features_of_set(network, data.target, device, records),
     )
@@ -288,6 +289,13 @@ def features_of_set(network: Network, examples: ExampleSet, device: torch.device
     if len(features) != len(examples):
         raise UsageError("the model's last linear layer does not take one row an example: give another model.")
     return features.nan_to_num(0.0, 0.0, 0.0).numpy()
+
+
+def _without_constants(source: Array, target: Array) -> tuple[Array, Array]:
+    """Features that are constant but for rounding become 0: scaled to one, their noise would count like any other."""
+    spread, size = source.std(axis=0), np.abs(source).mean(axis=0)
+    varies = (spread > SMALLEST * np.median(spread)) & (spread > ROUNDING * size)
+    return source * varies, target * varies
 
 
 def with_solution(network: nn.Module, learner: Any, classes: int) -> nn.Module:

@@ -15,7 +15,7 @@ import numpy as np
 
 AUDITED, EARLIER_LABELS, FROM_TRUSTED = "audited", "from earlier labels", "from trusted examples"
 ESTIMATED_MISTAKES, RANDOM_MISTAKES = "assumes estimated mistakes", "assumes random mistakes"
-WIDEST = 0.75  # an interval wider than this says nothing: the number is unknown
+WIDEST = 0.5  # an interval wider than this says nothing: the number is unknown
 
 RIDGE, APART, PULL = 1.0, 2.0, 25.0  # penalties of the regression and of its tempering
 FAR = 4.0  # signals are clipped at this many standard deviations

@@ -235,7 +235,10 @@ class Calibrated:
         reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision
         last_of_equals = np.append(ordered[1:] < ordered[:-1], True)  # a threshold takes equal probabilities together
         ends = np.flatnonzero(reached & last_of_equals)
-        return self.at(float(ordered[ends[-1]]) if len(ends) else 1.0)
+        if len(ends):
+            return self.at(float(ordered[ends[-1]]))
+        expected = round(self.wrong_share.value * len(ordered))  # none reaches it: as many as are expected to be wrong
+        return self.at(float(ordered[expected - 1]) if expected else 1.0)
 
 
 def _shares(ratios: Array, probes: PlantedProbes, draw: np.random.Generator) -> Array:

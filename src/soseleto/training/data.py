@@ -263,6 +263,7 @@ class Labels:
 
     before: the configuration of an unfinished run that is to be continued. Its estimates are taken over, since one
         that differs a little on another machine must not make it another run.
+    known_share: the lower end of the share of wrong labels, where a first answer has estimated it
     """
 
     model: nn.Module
@@ -271,6 +272,7 @@ class Labels:
     target: ExampleSet
     seed: int
     before: Mapping[str, Any]
+    known_share: float | None = None
 
     @cached_property
     def mistakes(self) -> mistakes.Mistakes | None:
@@ -293,6 +295,8 @@ class Labels:
         """Lower end of the estimated share of wrong source labels."""
         if "wrong_share" in self.before:
             return float(self.before["wrong_share"])
+        if self.known_share is not None:
+            return self.known_share
         return None if self.mistakes is None else self.mistakes.share[0]
 
     @property

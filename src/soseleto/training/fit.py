@@ -192,7 +192,9 @@ def _setup(
     """
     labels = None
     if options.mode == "noisy" and network.kind == "classification":
-        labels = Labels(network.model, network.prepare, data.source, data.target, options.seed, before)
+        evidence = options.probes.evidence
+        share = None if evidence is None else evidence.wrong_share.low
+        labels = Labels(network.model, network.prepare, data.source, data.target, options.seed, before, share)
     planted = with_probes(data, options.probes, labels, before, seed=options.seed)
     known: dict[str, Any] = {"n_source": len(data.source), "n_target": len(planted.target)}
     wrong_share = None
