@@ -1,6 +1,7 @@
 """``soseleto fit`` on a table of numbers and words, and what can be done with its run."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,17 @@ def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Pat
     assert list(full) == names
     assert full["weight_source"].tolist() == pytest.approx(table["weight"][full["id"].astype(int)].tolist(), abs=1e-4)
     page = (desk / "run" / "report.html").read_text()
-    assert f"<td>{listed[-1]['note']}</td>" in page
+    assert f">{listed[-1]['note']}</td>" in page
+
+
+def test_the_closing_lines_are_accuracy_wrong_labels_suspects_and_one_command(desk: Path) -> None:
+    printed = command("scan", "--source", desk / "source.csv", "--target", desk / "target.csv", "--out", desk / "scan")
+    lines = printed[printed.index("accuracy on 40 target examples") :].splitlines()
+    said = [[line for line in lines if part in line] for part in ("labels are wrong", "suspects", "soseleto ")]
+    assert [len(found) for found in said] == [1, 1, 1]
+    assert re.match(r"next: soseleto (review|audit|rank) ", lines[-2])
+    assert lines[-1].startswith("report: ")
+    assert "effective source size" not in printed
 
 
 def test_predict_counts_what_it_cannot_use(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

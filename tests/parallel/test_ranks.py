@@ -284,7 +284,7 @@ def test_torchrun_runs_the_command_line(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("effective source size") == 1
+    assert done.stdout.count("next: soseleto ") == 1
     run = RunFolder.open(tmp_path / "run")
     assert run.has_ended()
     assert run.config()["ranks"] == 2

@@ -81,13 +81,13 @@ def test_without_suspects_none_are_listed(run: RunFolder) -> None:
 def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     text = text_of(render(run.path))
     assert f"19 suspects: precision 95 % (80 to 100; {BASIS}), recall unknown." in text
-    assert "Type soseleto audit run to measure" in text
+    assert f"soseleto audit {run.path} measures on a random sample" in text
     figures = {name: figure(0.7, 0.6, 0.8, "audited") for name in ("precision", "recall")}
     run.write_json(SUSPECTS, with_audit(run.suspects() or {}, {"figures": figures}))
     text = text_of(render(run.path))
-    assert f"Of all labels, 20 % (10 to 30; {BASIS}) are wrong." in text
+    assert f"20 % (10 to 30; {BASIS}) of the 100 labels are wrong." in text
     assert "19 suspects: precision 70 % (60 to 80; audited), recall" in text
-    assert "to measure precision and recall" not in text
+    assert f"soseleto audit {run.path}" not in text
     assert describe_list(run.path) == "19 suspects: precision 70 % (60 to 80; audited), recall 70 % (60 to 80; audited)"
 
 

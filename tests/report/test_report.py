@@ -14,11 +14,11 @@ from PIL import Image
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate, fabricate_images
+from fabricated import add_probe_columns, fabricate, fabricate_images
 from soseleto.data import Examples, Problem
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
-from soseleto.run_folder.folder import COMPARISON, PROBLEMS, RunFolder
+from soseleto.run_folder.folder import COMPARISON, PROBLEMS, SOURCE, SUSPECTS, RunFolder
 from soseleto.run_folder.source import load_thumbnails, save_thumbnails
 
 
@@ -147,6 +147,32 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     assert "on 1,200 test examples; SOSELETO by the strong recipe for 3 epochs, the others for 30" in text
 
 
+def test_it_begins_with_accuracy_wrong_labels_and_the_next_commands_and_ends_with_weights(tmp_path: Path) -> None:
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, epochs=2))
+    run.write_json(COMPARISON, {"judged_on": "target", "folds": 3, "rows": [OURS, MIXED], "kept": "soseleto"})
+    share = {"value": 0.2, "low": 0.1, "high": 0.3, "basis": "audited"}
+    run.write_json(SUSPECTS, {"count": 12, "basis": "estimated", "wrong_share": share})
+    run.write_json(SOURCE, {"path": "source.csv", "features": ["width", "height"]})
+    text = text_of(render(run.path).split("<main>")[1])
+    order = [
+        "SOSELETO, kept 52.5 %",
+        "2.5 points better than mixed training",
+        "20 % (10 to 30; audited) of the 60 labels are wrong.",
+        f"soseleto review {run.path} shows the suspects",
+        f"soseleto audit {run.path} measures",
+        f"soseleto review {run.path} --export clean.csv",
+        "P(mislabelled) width height Weight",
+        "Best examples",
+        "Effective sample size",
+        "Training curves",
+        "config.json",
+    ]
+    places = [text.find(part) for part in order]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert text.count("52.5 %") == 1
+
+
 def test_examples_without_an_image_are_marked(tmp_path: Path) -> None:
     run = fabricate_images(tmp_path / "run")
     columns = run.ranking()
@@ -205,7 +231,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
 def test_one_epoch_and_equal_scores_are_rendered(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=7, epochs=1)
     run.write_ranking(run.ranking() | {"score": np.zeros(7, dtype=np.float32)})
-    assert text_of(render(run.path)).count("Most suspicious examples") == 2  # the suspects, and all
+    assert text_of(render(run.path)).count("Most suspicious examples") == 1  # none is listed twice
 
 
 def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
@@ -230,6 +256,20 @@ def test_in_a_browser_it_opens_without_errors_or_requests(run: RunFolder, browse
     assert browser.errors() == []
     assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
     assert any(url.startswith("file:") for url in browser.requests())
+
+
+@needs_browser
+def test_in_a_browser_a_table_of_long_texts_wraps_at_1100_pixels(tmp_path: Path, browser: Browser) -> None:
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, epochs=2))
+    ranking = run.ranking()
+    texts = np.array([f"a comment of many words, the {row}th of sixty, " * 4 for row in range(60)], dtype=object)
+    run.write_ranking(ranking | {"x0": texts, "label": np.array(["a_label_of_one_long_word_" * 2] * 60)})
+    browser.call("Emulation.setDeviceMetricsOverride", width=1100, height=900, deviceScaleFactor=1, mobile=False)
+    browser.open(write_report(run.path))
+    over = "[...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+    assert set(browser.js(over)) == {0}
+    assert len(browser.js(over)) >= 2
+    browser.plain()
 
 
 @needs_browser

@@ -35,10 +35,10 @@ from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
 from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
-from soseleto.report.sentences import verdict
+from soseleto.report.sentences import about_wrong, verdict
 from soseleto.run_folder.files import checksums_of
 from soseleto.run_folder.folder import FIRST, PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
-from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
+from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
 from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
 from soseleto.training.options import Inputs, Progress
@@ -304,31 +304,19 @@ class Training:
 
 
 def summary(folder: RunFolder) -> list[str]:
-    """The closing lines, from the run folder."""
-    last = [record for record in folder.metrics() if record.get("event") == "epoch"][-1]
-    comparison = folder.comparison() or {}
-    return [
-        *accuracy.table(comparison),
-        *filter(None, [verdict(comparison)]),
-        f"effective source size {last['effective_source']:,.0f} of {folder.config()['n_source']:,} (as many examples "
-        "of weight 1 count as much)",
-        _suspects(folder),
-        *filter(None, [about_unknown(folder.ranking())]),
-    ]
-
-
-def _suspects(folder: RunFolder) -> str:
-    """Their number, their estimated precision, and the command that lists them."""
-    rank, audit = f"soseleto rank {folder.path}", f"soseleto audit {folder.path}"
-    ranking, suspects = folder.ranking(), folder.suspects()
-    if suspects is not None:
-        shown = f"{rank} --suspects; {audit} measures them" if suspects["count"] else f"{rank} --worst 20"
-        return f"{about_suspects(ranking, suspects)} ({shown})"
-    count = int(is_suspect(ranking).sum())
+    """The closing lines: accuracies, wrong labels, suspects, and the command to type next."""
+    comparison, suspects, ranking = folder.comparison() or {}, folder.suspects(), folder.ranking()
+    count, command = int(is_suspect(ranking).sum()), f"rank {folder.path} --worst 20"
     if folder.config().get("mode") == "transfer":
         low = counted(count, "source example has", "source examples have")
-        return f"{low} a weight below {LOW_WEIGHT:g} ({rank} --worst 20)"
-    return (
-        f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
-        f"({rank} --suspects; {audit} measures it)"
-    )
+        about = f"{low} a weight below {LOW_WEIGHT:g}"
+    else:
+        about = about_suspects(ranking, suspects)
+        if suspects is None:
+            about = f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, unchecked"
+        if count:
+            precision = (suspects or {}).get("precision")
+            command = f"{'review' if is_known(precision) else 'audit'} {folder.path}"
+    wrong = about_wrong(suspects or {}, len(ranking["weight"]))
+    lines = [*accuracy.table(comparison), verdict(comparison), wrong, about, about_unknown(ranking)]
+    return [*filter(None, lines), f"next: soseleto {command}"]

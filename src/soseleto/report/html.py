@@ -63,6 +63,8 @@ def render(run_path: str | os.PathLike[str]) -> str:
             style=Markup(style),  # a file of this package: the only text that is not escaped
             policy=policy,
             sentences=sentences.sentences(run),
+            next_steps=sentences.next_steps(run),
+            training=sentences.training(run),
             figures=sentences.key_figures(run),
             compared=sentences.compared(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
@@ -110,10 +112,11 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "weights": charts.weights(run.ranking["weight"], run.wrong),
         "truth": _truth(run),
         "strongest": _examples(run, suspects[:SHOWN]),
+        "shown": SHOWN,
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "best": _examples(run, np.arange(half)),
-        "worst": _examples(run, worst[:half]),
+        "worst": _examples(run, worst[len(suspects) : half]),  # none twice
         "features": run.features,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ from soseleto.run_folder.ranking import (
     about_unknown,
     feature_columns,
     in_words,
+    is_known,
+    is_suspect,
     suggested_labels,
 )
 from soseleto.run_folder.source import load_thumbnails
@@ -30,6 +33,7 @@ class RunFiles:
     """The contents of one run folder; ``ranking`` is None while the run has not finished."""
 
     name: str
+    place: str  # the folder as it is typed in commands
     config: Record
     records: tuple[Record, ...]  # of metrics.jsonl
     ranking: dict[str, np.ndarray] | None
@@ -45,6 +49,7 @@ class RunFiles:
         folder = RunFolder.open(path)
         return cls(
             name=folder.path.resolve().name,
+            place=shlex.quote(str(folder.path)),
             config=folder.config(),
             records=tuple(folder.metrics()),
             ranking=folder.ranking() if folder.has(RANKING) else None,
@@ -105,6 +110,10 @@ class RunFiles:
     def suggested(self) -> np.ndarray | None:
         """The suggested label of each suspect, see ``suggested_labels``."""
         return None if self.ranking is None else suggested_labels(self.ranking)
+
+    @property
+    def has_suspects(self) -> bool:
+        return self.ranking is not None and bool(is_suspect(self.ranking).any())
 
     @property
     def is_strong(self) -> bool:
@@ -173,7 +182,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, figure, remark) of the summary; figures the run does not have are left out."""
+    """(name, figure, remark) of the weights; figures the run does not have are left out."""
     last, total = run.last, run.start.get("n_source")
     effective = last.get("effective_source")
     of_total = f"(Σα)² / Σα², {share(effective / total)} of the source" if _is_number(effective) and total else ""
@@ -190,12 +199,13 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def sentences(run: RunFiles) -> list[str]:
-    """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training(run), verdict(run.comparison), about_labels(run))
-    return [sentence for sentence in parts if sentence]
+    """What was asked, in full sentences: the accuracy beside other methods, and how many labels are wrong."""
+    unfinished = "" if run.end else training(run)
+    return [sentence for sentence in (unfinished, verdict(run.comparison), *about_labels(run)) if sentence]
 
 
-def _training(run: RunFiles) -> str:
+def training(run: RunFiles) -> str:
+    """On how many examples the run was trained, and for how long."""
     source, target = run.start.get("n_source"), run.start.get("n_target")
     data = f" on {count(source)} source and {count(target)} target examples" if source and target else ""
     if not run.epochs:
@@ -208,10 +218,27 @@ def _training(run: RunFiles) -> str:
     return f"Trained{data} for {epochs}{time}{f', with alignments by the {engine} engine' if engine else ''}."
 
 
+def next_steps(run: RunFiles) -> list[tuple[str, str]]:
+    """(command, what it does); none while the run has no ranking."""
+    if run.ranking is None:
+        return []
+    rank = [(f"soseleto rank {run.place}", "lists all source examples, best first, as CSV, JSON or Parquet.")]
+    if run.is_transfer:
+        return rank
+    review = f"soseleto review {run.place}"
+    steps = [(review, "shows the suspects in the browser, to keep, drop or relabel them.")] * run.has_suspects
+    if run.suspects.get("basis") != "audited":
+        audit = "measures on a random sample how many labels are wrong, and precision and recall of the suspects."
+        steps.append((f"soseleto audit {run.place}", audit))
+    exported = (f"{review} --export clean.csv", "writes the source with your decisions.")
+    return [*steps, *([exported] if run.source else []), *rank]
+
+
 def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
     """(method, accuracy, low, high) in percent of this run and its baselines; empty without a comparison."""
-    rows = run.comparison.get("rows") or []
-    return [(_method(row["method"]), row["accuracy"], row["low"], row["high"]) for row in rows]
+    rows, kept = run.comparison.get("rows") or [], run.comparison.get("kept")
+    names = {row["method"]: f"{_method(row['method'])}{', kept' * (row['method'] == kept)}" for row in rows}
+    return [(names[row["method"]], row["accuracy"], row["low"], row["high"]) for row in rows]
 
 
 def compared_how(run: RunFiles) -> str:
@@ -280,10 +307,18 @@ def _interval(low: float, high: float) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f}"
 
 
-def about_labels(run: RunFiles) -> str:
-    """How many labels are suspected to be wrong, with which precision, and of how many nothing is known."""
-    if run.ranking is None or "is_label_issue" not in run.ranking:
-        return "" if run.ranking is None else about_unknown(run.ranking)
+def about_wrong(suspects: Mapping[str, Any], n_source: int) -> str:
+    """How many labels are wrong; empty where nothing has estimated it."""
+    share = suspects.get("wrong_share")
+    return f"{in_words(share)} of the {n_source:,} labels are wrong." if is_known(share) else ""
+
+
+def about_labels(run: RunFiles) -> tuple[str, ...]:
+    """How many labels are wrong, how many are suspected, and of how many nothing is known."""
+    if run.ranking is None:
+        return ()
+    unknown = about_unknown(run.ranking)
+    if "is_label_issue" not in run.ranking:
+        return (unknown,)
     about = about_suspects(run.ranking, run.suspects)
-    wrong = f"Of all labels, {in_words(run.suspects.get('wrong_share'))} are wrong." if run.suspects else ""
-    return " ".join(filter(None, (f"{about[0].upper()}{about[1:]}.", wrong, about_unknown(run.ranking))))
+    return about_wrong(run.suspects, len(run.ranking["weight"])), f"{about[0].upper()}{about[1:]}.", unknown
