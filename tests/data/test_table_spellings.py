@@ -98,11 +98,32 @@ def test_day_and_month_are_not_guessed():
             assert torch.equal(read(made, late, format), expected)
         assert torch.equal(read(made, late, "%d.%m.%Y", "no idea"), expected)
     assert torch.equal(read(british, early, "%d/%m/%Y"), british.read(pa.table({"when": early})))
-    for ambiguous in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%y", "%Y%m%d"):
+    for ambiguous in ("%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%y%m%d"):
         with pytest.raises(DataError, match=r"'when' has \d+ values that cannot be read as dates of a certain format"):
             read(iso, early, ambiguous)
     with pytest.raises(DataError, match="cannot be read as dates"):  # neither reads all, and both read nearly all
         read(iso, [*early * 10, pd.Timestamp("2020-01-31")], "%d/%m/%Y", "no idea")
+
+
+@pytest.mark.parametrize(
+    "spelled", ["%b %d %Y", "%B %-d, %Y", "%d-%b-%y", "%d.%b.%Y", "%d.%m.%y", "%m/%d/%y", "%Y%m%d"]
+)
+def test_months_by_name_two_digits_and_eight_are_dates(spelled):
+    days = pd.date_range("1969-01-01", "2068-12-31", periods=60).normalize()
+    words = [day.strftime(spelled) for day in days]
+    iso = fitted(when=[f"{day:%Y-%m-%d}" for day in days])
+    tables = [pa.table({"when": words})]
+    if spelled == "%Y%m%d":
+        tables.append(pa.table({"when": [int(word) for word in words]}))
+    for table in tables:
+        made = TablePreparation.fit(table)
+        assert [one.kind for one in made.seen] == ["date"]
+        assert torch.equal(made.read(table), iso.read(pa.table({"when": days})))
+        assert torch.equal(prepared(table, iso, "new")[0], made.read(table))
+
+
+def test_numbers_of_eight_digits_stay_numbers():
+    assert fitted(price=[20010115 + 7 * at for at in range(30)]).seen[0].kind == "number"
 
 
 def test_values_of_another_kind_stop_fit_and_prediction():

@@ -16,7 +16,8 @@ MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
 _WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
 
-FORMATS = (
+DIGITS = "%Y%m%d"
+FORMATS = (  # of two digits, the years 69 to 99 are 1969 to 1999, and 00 to 68 are 2000 to 2068
     "%Y-%m-%d",
     "%Y-%m-%d %H:%M:%S",
     "%Y-%m-%dT%H:%M:%S",
@@ -25,7 +26,15 @@ FORMATS = (
     "%d.%m.%Y",
     "%m/%d/%Y",
     "%d/%m/%Y",
+    "%d.%m.%y",
+    "%m/%d/%y",
+    "%d/%m/%y",
+    "%b %d %Y",  # short and long names of months, also with hyphens, commas and dots between
+    "%d %b %Y",
+    "%d %b %y",
+    DIGITS,
 )
+_DIGITS = r"^(?:19|20)\d{6}$"
 _FRACTION = r"(?:\.\d+)? ?"
 _OFFSET = r"[+-]\d\d(?::?\d\d)?"
 
@@ -163,11 +172,15 @@ def _parsed_counts(text: Any) -> np.ndarray:
 
 
 def _parsed(text: Any, format: str) -> Any:
-    """Times without fraction and offset; null for 31.01.20, whose year would be 20."""
+    """Times without fraction and offset; null where %Y would read the two digits of 31.01.20."""
     pc, pa = compute(), pyarrow()
     local = pc.replace_substring_regex(text, pattern=rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$", replacement=r"\1")
-    whole = pc.if_else(pc.match_substring_regex(local, r"\d{4}"), local, pa.scalar(None, pa.string()))
-    return pc.strptime(whole, format=format, unit="s", error_is_null=True)
+    if "%b" in format:
+        local = pc.replace_substring_regex(local, pattern=r"[-,. ]+", replacement=" ")
+    if "%Y" in format:
+        is_whole = pc.match_substring_regex(local, _DIGITS if format == DIGITS else r"\d{4}")
+        local = pc.if_else(is_whole, local, pa.scalar(None, pa.string()))
+    return pc.strptime(local, format=format, unit="s", error_is_null=True)
 
 
 def _offsets(text: Any) -> np.ndarray:
@@ -218,6 +231,8 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
         return _kind_of_words(text, present, distinct)
     if is_time(column):
         return Kind("date")
+    if len(text) - _parsed(text, DIGITS).null_count == present:
+        return Kind("date", format=DIGITS)
     read = numbers(column)
     if not read.is_word.sum() > (1 - _NUMBERS) * present:
         return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, read.values) else Kind("number")
