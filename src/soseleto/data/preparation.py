@@ -11,7 +11,7 @@ Numerical Features"), categories one place each; a linear layer on top of them i
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -326,7 +326,7 @@ def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:
     problems = list(raw.problems)
     if isinstance(preparation, TablePreparation):
         problems += _left_out(raw, preparation, reading) if raw.name == "source" else []
-        problems += unusable_values(raw.table, preparation, where=raw.name)
+        problems += [problem for column in _checked(raw.table, preparation) if (problem := column.problem(raw.name))]
     is_text = isinstance(preparation, TextPreparation)
     return replace(raw, inputs=preparation.read(raw.table), table=None, texts=is_text, problems=tuple(problems))
 
@@ -351,38 +351,30 @@ class _Checked(NamedTuple):
 
     column: Column
     words: Any
+    present: np.ndarray
     unusable: np.ndarray
     outside: np.ndarray
-
-    @classmethod
-    def of(cls, table: Any, fitted: Column) -> _Checked:
-        cell = table[fitted.name]
-        column = fitted.formatted_as(cell)
-        return cls(column, cells.words(cell), column.unusable(cell), column.outside(cell))
-
-    @property
-    def present(self) -> np.ndarray:
-        return np.asarray(self.words.is_valid().to_numpy(zero_copy_only=False))
+    source: str  # what the source has in the column
 
     def shown(self, rows: np.ndarray) -> str:
         return some(list(dict.fromkeys(map(repr, self.words.take(np.flatnonzero(rows)[:1000]).to_pylist()))))
 
-    def problem(self, where: str, source: str) -> Problem | None:
-        """Of a set to train or measure on; ``source`` is what the source has in the column.
+    def problem(self, where: str) -> Problem | None:
+        """Of a set to train or measure on.
 
         It stops where most values of another table's column are no numbers or dates. Unseen categories are reported
         where nearly all values are.
         """
-        column, count, present = self.column, int(self.unusable.sum()), int(self.present.sum())
+        column, count, present = self.column, int(self.unusable.sum()), self.present.sum()
         unseen = isinstance(column, Category)
         most = count > (_UNSEEN if unseen else _OTHER_KIND) * present
-        beside = "" if where == "source" else f"; the source has {source}"
-        if present and self.outside.sum() == present - count > 0:
+        beside = "" if where == "source" else f"; the source has {self.source}"
+        stops = most and not unseen and where != "source"
+        if not stops and 0 < present - count == self.outside.sum():
             shown = f"no value within the source's range ({self.shown(self.outside)}{beside}): is its unit the same?"
             return Problem(where, "range", f"column {column.name!r} has {shown}", stops=False)
         if not count or (unseen and (where == "source" or not most)):
             return None
-        stops = most and not unseen and where != "source"
         fix = "write them like those" if stops else f"they are read as {'one unseen value' if unseen else 'missing'}"
         kind, fault = _FAULTS[type(column)]
         shown = f"{counted(count, 'value')} that {fault} ({self.shown(self.unusable)}{beside}): {fix}."
@@ -400,11 +392,14 @@ class _Checked(NamedTuple):
         return f"column {self.column.name!r}: {', '.join(listed)}, of {len(self.words):,}" if listed else ""
 
 
-def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
-    """The values of each column that are not of its kind: they are read as missing, or as unseen."""
-    examples = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
-    problems = (_Checked.of(table, column).problem(where, examples[column.name]) for column in preparation.columns)
-    return [problem for problem in problems if problem is not None]
+def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
+    source = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
+    columns = preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
+    for fitted in columns:
+        cell = table[fitted.name]
+        column, words = fitted.formatted_as(cell), cells.words(cell)
+        present = words.is_valid().to_numpy(zero_copy_only=False)
+        yield _Checked(column, words, present, column.unusable(cell), column.outside(cell), source.get(column.name, ""))
 
 
 @dataclass(frozen=True)
@@ -435,16 +430,11 @@ def prepared(table: Any, preparation: Preparation, what: str) -> tuple[Tensor, R
         raise DataError(f"{what} has no column {some(missing)}{hint}: give all columns that the model was trained on.")
     if twice := [column for column in preparation.used if names.count(column) > 1]:
         raise DataError(f"{what} has two columns of one name: rename one of {some(twice)}.")
-    columns: Sequence[Column] = (
-        preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
-    )
-    examples = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
     problems, lines, usable = [], [], np.zeros(table.num_rows, dtype=bool)
-    for column in columns:
-        checked = _Checked.of(table, column)
-        problems.append(checked.problem(what, examples[column.name]))
-        lines.append(checked.line())
-        usable |= checked.present & ~checked.unusable
+    for column in _checked(table, preparation):
+        problems.append(column.problem(what))
+        lines.append(column.line())
+        usable |= column.present & ~column.unusable
     if stopping := [str(problem) for problem in problems if problem is not None and problem.stops]:
         raise DataError(" ".join(stopping))
     inputs = preparation.read(table)
