@@ -26,7 +26,7 @@ EXPERIMENTS = {
 }
 
 
-COMMANDS = ("fit", "rank", "predict", "review", "audit")  # whose help is on the page of the command line
+COMMANDS = ("scan", "fit", "rank", "predict", "review", "audit")  # whose help is on the page of the command line
 
 
 def commands(text: str) -> str:

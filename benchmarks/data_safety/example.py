@@ -86,7 +86,7 @@ def fit_words(data: Path, out: Path, *more: object) -> list[str]:
 def finished_run(folder: Path) -> Path:
     """A reviewed run with every kind of file."""
     write_data(folder)
-    done = command(*fit_words(folder, folder / "run", "--no-baselines"))
+    done = command(*fit_words(folder, folder / "run", "--no-baselines", "--keep", "soseleto"))
     assert done.code == 0, done.err
     run = RunFolder.open(folder / "run")
     decisions = Decisions(run)
@@ -108,7 +108,7 @@ def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
     return {
         "predict": (
             lambda run, new: command("predict", run, image),
-            ("model.safetensors", "comparison.json", "calibration.json"),
+            ("kept.safetensors", "comparison.json", "calibration.json"),
         ),
         "rank": (lambda run, new: command("rank", run), ("ranking.parquet",)),
         "review --export": (

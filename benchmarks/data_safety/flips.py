@@ -27,7 +27,7 @@ def flips(folder: Path, count: int, *, others: int = 1, seed: int = 0) -> dict[s
     commands = readers(folder)
     before = {name: answer(run, folder) for name, (answer, _) in commands.items()}
     assert all(said.code == 0 for said in before.values()), [said.err for said in before.values()]
-    draw, names = random.Random(seed), sorted(path.name for path in run.iterdir())
+    draw, names = random.Random(seed), sorted(path.name for path in run.iterdir() if path.is_file())
     detected, unread, wrong = Counter[str](), Counter[str](), []
     for at in range(count):
         name = names[at % len(names)]

@@ -128,6 +128,7 @@ def scan(
             metavar="NAME",
             help="A pretrained network whose features are used: timm:NAME or hf:FOLDER_OR_ID. [default: the inputs "
             "themselves]",
+            show_default=False,
         ),
     ] = "linear",
     learner: Annotated[
