@@ -123,7 +123,8 @@ class RunFolder:
         """An existing run, or its first answer while it trains; UsageError with the closest name otherwise."""
         run = cls(path)
         first = cls(run.path / FIRST)
-        if first.is_run() and not run.has_ended() and first.has_ended():
+        trains = not any((run.path / name).exists() for name in (MODEL, CHECKSUMS))  # which are written at the end
+        if trains and first.is_run() and first.has_ended():
             return first
         if not run.path.exists():
             near = [str(entry) for entry in run.path.parent.glob("*/")]
