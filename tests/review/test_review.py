@@ -241,6 +241,20 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
 
 
 @needs_browser
+def test_ids_that_every_object_of_javascript_has_are_ids(run: RunFolder, browser: Browser) -> None:
+    columns = run.ranking()
+    columns["id"][-3:] = ["toString", "constructor", "__proto__"]
+    run.write_ranking(columns)
+    with serving(run) as server:
+        open_review(browser, server)
+        assert browser.text("#counts").startswith("0 of 12")
+        for _ in range(12):
+            press(browser, "k")
+        assert browser.text("#counts").startswith("12 of 12")
+    assert {"toString", "constructor", "__proto__"} < set(read_decisions(run))
+
+
+@needs_browser
 def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
         open_review(browser, server)

@@ -296,6 +296,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
     ids = [path for c in classes for path in paths[c]]
     top = sorted(one.name for one in os.scandir(folder) if one.is_file() and not one.name.startswith("."))
     loose = list(filter(is_image, top))
+    other = [escaped(file) for file in (*top, *(file for c in classes for file in files[c])) if not is_image(file)]
     if not labelled:
         ids = sorted([*ids, *loose])
     if not ids:
@@ -303,10 +304,11 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         raise DataError(f"no images below {folder} of the {name}: put .jpg, .jpeg, .png ... files {place}.")
     problems = []
     if labelled and loose:
-        text = f"{counted(len(loose), 'image')} beside the class folders, not in one ({_some(loose)}): not used."
+        named = some(list(map(escaped, loose)))
+        text = f"{counted(len(loose), 'image')} beside the class folders, not in one ({named}): not used."
         problems.append(Problem(name, "not read", text, stops=False))
-    if other := [file for file in (*top, *(file for c in classes for file in files[c])) if not is_image(file)]:
-        text = f"{counted(len(other), 'file')} that Pillow does not read as images ({_some(other)}): not used."
+    if other:
+        text = f"{counted(len(other), 'file')} that Pillow does not read as images ({some(other)}): not used."
         problems.append(Problem(name, "not read", text, stops=False))
     if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
@@ -330,10 +332,6 @@ def is_image(path: str | Path) -> bool:
     from PIL import Image
 
     return Image.registered_extensions().get(os.path.splitext(path)[1].lower()) in FORMATS
-
-
-def _some(paths: Sequence[str]) -> str:
-    return some([escaped(path) for path in paths])
 
 
 def _files(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:

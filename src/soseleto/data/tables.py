@@ -43,7 +43,6 @@ _INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
 def load(path: Path, reading: Reading | None = None) -> Any:
     """Read the file as a pyarrow table; any error becomes a DataError."""
     reading, suffix = reading or Reading(), path.suffix.lower()
-    need("pyarrow", to=f"reading the table {path}")
     try:
         if suffix == ".parquet":
             return _load_parquet(path, reading)

@@ -255,6 +255,7 @@
 
   fetch("/state").then((answer) => answer.json()).then((found) => {
     state = found;
+    Object.setPrototypeOf(state.decisions, null); // an id may be "constructor"
     at("label").append(...state.classes.map((name) => new Option(name, name)));
     if (state.items.every((item) => item.wrong === null)) document.querySelectorAll(".facts div")[0].hidden = true;
     if (state.basis) document.querySelectorAll(".facts dt")[0].textContent = `P(mislabelled), ${state.basis}`;
