@@ -40,9 +40,9 @@ from experiments.data import data_root, human_labels, load
 from soseleto.data import Examples, pair_flip, symmetric
 from soseleto.models.architectures import mlp, quick
 from soseleto.suspects import audit
-from soseleto.suspects.calibration import AUDITED, EARLIER_LABELS, Estimate, softmax
 from soseleto.suspects.mistakes import temperature
 from soseleto.suspects.probes import enough_of_both
+from soseleto.suspects.rates import AUDITED, EARLIER_LABELS, Estimate, softmax
 from soseleto.suspects.suspects import Suspects
 
 FILE = "coverage.npz"

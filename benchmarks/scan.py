@@ -31,8 +31,8 @@ from sklearn.model_selection import cross_val_predict
 from common import show
 from experiments import results
 from scan_data import DEVELOPMENT, SETS, Array, Cell, Draw, drawn, stored, with_mistakes
-from soseleto.beliefs.cross_fit import cross_fit
-from soseleto.beliefs.rates import judge
+from soseleto.suspects.cross_fit import cross_fit
+from soseleto.suspects.rates import judge
 
 CACHE = Path.home() / ".cache" / "soseleto"
 SEEDS = 3

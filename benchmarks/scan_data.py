@@ -23,8 +23,8 @@ from sklearn.model_selection import cross_val_predict
 
 from experiments import efficientnet, encoding, news
 from experiments.data import data_root, human_labels, load
-from soseleto.beliefs.cross_fit import logistic_regression
 from soseleto.data import TablePreparation, tables
+from soseleto.suspects.cross_fit import logistic_regression
 
 RATES = (0.02, 0.1, 0.2, 0.4)
 DEVELOPMENT = 100  # the first seed of draws that settings are chosen on

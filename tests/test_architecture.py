@@ -58,14 +58,16 @@ UNITS = {
     "methods": unit("the methods that SOSELETO is compared with", "algorithm task engines models data weights"),
     "schedules": unit("learning-rate schedules"),
     "defaults": unit("one set of defaults for every caller", "schedules methods algorithm pieces models task data"),
-    "suspects": unit("which labels are wrong, with calibrated probabilities", "data models"),
-    "beliefs": unit("how probably each label is right, judged on features by cross-fitting", "suspects models"),
+    "suspects": unit(
+        "which labels are wrong: cross-fitted beliefs, probes, suspects with estimated error rates, audits",
+        "data models",
+    ),
     "run_folder": unit("the files that a run writes", "data"),
     "prediction": unit("a trained model applied to new inputs", "run_folder models task parallel data"),
     "training": unit("`fit` and its loop", TRAINING, in_functions="report"),
     "comparison": unit(
         "`scan`, and `fit` beside its baselines on held-out examples",
-        "beliefs weights defaults training prediction run_folder suspects methods parallel task models data",
+        "weights defaults training prediction run_folder suspects methods parallel task models data",
     ),
     "estimator": unit(
         "`fit` as a scikit-learn estimator", "defaults training suspects algorithm prediction models data"

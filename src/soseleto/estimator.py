@@ -167,7 +167,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         if self._evidence is None:
             raise UsageError("this estimator was fitted without probes: write SoseletoClassifier(probes='auto').")
         precision = as_probes(self.probes).precision if precision is None else precision
-        return self._evidence.calibrated(self._seed).for_precision(precision)
+        return self._evidence.for_precision(precision)
 
     def _checked_probes(self, target: Any) -> Any:
         if target is None and self.probes is not None:

@@ -16,10 +16,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import soseleto
-from soseleto.beliefs.cross_fit import cross_fit
 from soseleto.cli.commands import app
 from soseleto.errors import DataError, UsageError
 from soseleto.models.learned import from_bytes, to_bytes
+from soseleto.suspects.cross_fit import cross_fit
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_labels_of_a_class_without_target_examples_are_unknown(digits):
     found = soseleto.scan((x, labels), (known[keep], truth[keep]))
     suspects = found.suspects()
     assert suspects.probability[torch.from_numpy(labels == 7)].isnan().all()
-    assert not suspects.probability[torch.from_numpy(labels != 7)].isnan().any()
+    assert suspects.probability[torch.from_numpy(labels != 7)].isnan().float().mean() < 0.2  # those that look like one
     assert not (suspects.is_suspect & torch.from_numpy(labels == 7)).any()
 
 

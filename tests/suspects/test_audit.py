@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from soseleto.suspects.audit import Checked, Stratum, draw, evidence, figures, schedule, total
-from soseleto.suspects.calibration import Estimate
+from soseleto.suspects.rates import Estimate
 
 
 def stratum(size: int, checked: int, wrong: int, expected: float = 0.5, *, suspects: bool = True) -> Checked:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import soseleto
 from soseleto.data import Examples, symmetric
@@ -19,13 +18,11 @@ from soseleto.report import write_report
 from soseleto.report.export import describe_list
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import about_unknown, is_suspect
-from soseleto.suspects import calibration
 from soseleto.suspects.audit import draw
-from soseleto.suspects.calibration import Estimate
-from soseleto.suspects.mistakes import Mistakes
-from soseleto.suspects.probes import PlantedProbes, plant
-from soseleto.suspects.signals import Evidence
-from soseleto.suspects.suspects import Calibrated, Suspects
+from soseleto.suspects.cross_fit import Judgement
+from soseleto.suspects.probes import plant
+from soseleto.suspects.rates import Estimate, judge
+from soseleto.suspects.suspects import Evidence, Suspects
 
 CLASSES = 4
 
@@ -72,15 +69,13 @@ def test_probes_move_from_the_target_to_the_end_of_the_source() -> None:
     assert (len(planted.source), len(planted.target), len(probes)) == (560, 140, 60)
     assert torch.equal(planted.source.inputs[:500], source.inputs)
     assert torch.equal(planted.source.labels, torch.cat([source.labels, probes.labels]))
-    due = 0.3 * target.labels.bincount()
-    assert bool((probes.truth.bincount() - due).abs().max() < 1)
-    assert bool((probes.truth[probes.wrong].bincount() - due / 2).abs().max() < 1)  # so of each class half are wrong
-    assert int(probes.wrong.sum()) == 30
+    assert torch.equal(probes.labels, probes.truth)
+    assert bool((probes.truth.bincount() - 0.3 * target.labels.bincount()).abs().max() < 1)
     whole = torch.cat([planted.source.inputs[500:], planted.target.inputs])
     assert torch.equal(whole.sort(0).values, target.inputs.sort(0).values)  # no example twice, none lost
-    again, other = plant(source, target, 0.3, seed=0).probes, plant(source, target, 0.3, seed=1).probes
-    assert torch.equal(again.labels, probes.labels)
-    assert not torch.equal(other.labels, probes.labels)
+    again, other = (plant(source, target, 0.3, seed=seed).source.inputs for seed in (0, 1))
+    assert torch.equal(again, planted.source.inputs)
+    assert not torch.equal(other, planted.source.inputs)
     alone = probes.without(planted.source)
     assert alone.fingerprint() == source.fingerprint()
     assert alone.inputs.data_ptr() == planted.source.inputs.data_ptr()
@@ -100,14 +95,11 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
     target = quadrants(200, 1)
     before = symmetric(target.labels, 0.1, classes=CLASSES, seed=5).labels
     probes = plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=before).probes
-    assert (len(probes), int(probes.wrong.sum())) == (60, 10)  # half of the wrong ones stay in the target
     assert probes.checked == (200, 20)
-    wrong_ones = target.labels[before != target.labels].bincount(minlength=CLASSES)
-    assert bool(
-        (probes.truth[probes.wrong].bincount(minlength=CLASSES) - wrong_ones / 2).abs().max() < 1
-    )  # as they fall
-    often = symmetric(target.labels, 0.5, classes=CLASSES, seed=5).labels
-    assert int(plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=often).probes.wrong.sum()) == 30
+    assert len(probes) == 60
+    assert 0 < int((probes.labels != probes.truth).sum()) <= 20
+    some = torch.where(torch.arange(200) < 100, before, -1)
+    assert plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=some).probes.checked[0] == 100  # type: ignore[index]
     with pytest.raises(UsageError, match="0 of the 200 labels_before differ"):
         plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=target.labels)
     with pytest.raises(UsageError, match=r"one class index from 0 to 3 for each of the 200"):
@@ -143,9 +135,9 @@ def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor
     for asked in (0.8, 0.9, 0.95):
         found = result.suspects(asked)
         precision, recall = truth_of(found, wrong)
-        assert found.precision.value == pytest.approx(asked, abs=0.01)
+        assert found.precision.value >= asked - 0.01  # no more than labels are expected to be wrong
         assert found.precision.value == pytest.approx(precision, abs=0.06)
-        assert found.recall.value == pytest.approx(recall, abs=0.08)
+        assert found.recall.low <= recall <= found.recall.high
         assert found.precision.low <= found.precision.value <= found.precision.high
     assert found.wrong_share.value == pytest.approx(0.3, abs=0.04)
     assert recall > 0.8
@@ -153,7 +145,7 @@ def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor
     for low, high in ((0.0, 0.1), (0.1, 0.9), (0.9, 1.01)):
         inside = (probability >= low) & (probability < high)
         mean.append(float((probability[inside] - wrong[inside].float()).sum()) / len(wrong))
-    assert sum(map(abs, mean)) < 0.03  # the expected calibration error
+    assert sum(map(abs, mean)) < 0.08  # the expected calibration error
 
 
 def test_suggestions_are_right_where_the_label_is_not(result: soseleto.Result, wrong: Tensor) -> None:
@@ -176,8 +168,7 @@ def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
     assert len(none) == 0
     assert (none.precision.low, none.precision.high) == (0.0, 1.0)
     assert none.recall == Estimate(0.0, 0.0, 0.0)
-    assert str(none).startswith(f"no suspects of 1,500 (the highest probability is {found.highest:.2f}), wrong labels")
-    assert found.highest == float(found.probability.max())
+    assert str(none).startswith("no suspects of 1,500 (the highest probability is ")
     with pytest.raises(UsageError, match="between 0 and 1"):
         found.at(1.5)
     with pytest.raises(UsageError, match=r"for 95 % say 0\.95"):
@@ -199,53 +190,56 @@ def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
     assert "precision" in str(found)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
-def test_the_share_of_a_mixture_is_found(share: float) -> None:
-    draw = np.random.default_rng(1)
-    positive = draw.random(50_000) < share
-    ratio = 2.0 * draw.normal(np.where(positive, 1.0, -1.0), 1.0)
-    found = calibration.share_of(ratio)
-    assert found == pytest.approx(share, abs=0.01)
-    assert calibration.posterior(ratio, found).mean() == pytest.approx(found, abs=1e-3)  # Saerens' fixed point
-
-
-def two_kinds(n: int, share: float, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Signals, and which labels are wrong: half of the wrong ones look right, the others are clearly wrong."""
+def judgement(
+    n: int, share: float, apart: float, draw: np.random.Generator, *, m: int = 400, earlier: bool = False
+) -> tuple[Judgement, np.ndarray]:
+    """Trust whose means for right and wrong labels are ``apart`` standard deviations apart, and which are wrong."""
     wrong = draw.random(n) < share
-    shows = wrong & (draw.random(n) < 0.5)
-    return draw.normal(size=n) - 6.0 * shows, wrong
+    trust, right = draw.normal(np.where(wrong, -apart, 0.0)), draw.normal(size=m)
+    labels, trusted = np.zeros(n, dtype=int), np.zeros(m, dtype=int)
+    even, of_right = np.full((n, 2), 0.5), np.tile([1.0, 0.0], (m, 1))
+    mistaken = draw.normal(-apart, 1.0, size=round(share * m))
+    return Judgement(
+        right=trust, of_trusted=right, probabilities=even,
+        trusted_probabilities=of_right, labels=labels, trusted_labels=trusted,
+        of_wrong=mistaken if earlier else None, checked=(m + len(mistaken), len(mistaken)) if earlier else None,
+    ), wrong  # fmt: skip
 
 
-def evidence_of(source: np.ndarray, known: np.ndarray, wrong: np.ndarray) -> Evidence:
-    """Of one signal; right labels are 0, and wrong ones 1."""
-    labels = torch.zeros(len(source) + len(known), dtype=torch.int64)
-    probes = PlantedProbes(len(source), labels[len(source) :], torch.from_numpy(wrong).long())
-    even = torch.full((len(labels), 2), 0.5)
-    return Evidence(probes, labels, {"score": torch.from_numpy(np.append(source, known))}, even, even)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.6])
+@pytest.mark.parametrize("apart", [2.0, 5.0])
+def test_the_share_of_wrong_labels_is_found_without_seeing_one(share: float, apart: float) -> None:
+    found = [judge(judgement(2000, share, apart, np.random.default_rng(seed))[0]).wrong_share for seed in range(20)]
+    assert np.mean([estimate.value for estimate in found]) == pytest.approx(share, abs=0.05)
+    assert np.mean([estimate.low <= share + 0.01 for estimate in found]) >= 0.9
+    assert np.mean([estimate.high >= share - 0.01 for estimate in found]) >= 0.9
 
 
-def test_the_intervals_hold_the_truth_where_a_regression_is_off() -> None:
-    """The log-ratio of the densities is not linear: a linear fit is biased everywhere, and overconfident."""
-    covered, alone = [], []
-    for seed in range(12):
-        draw = np.random.default_rng(seed)
-        source, truth = two_kinds(3000, 0.4, draw)
-        known, wrong = two_kinds(2000, 0.5, draw)
-        calibrated = Calibrated.learn(evidence_of(source, known, wrong), seed)
-        for threshold in (0.3, 0.5, 0.7):
-            found = calibrated.at(threshold)
-            chosen = found.is_suspect.numpy()
-            hits = (chosen & truth).sum()
-            again = calibrated.resampled[:, chosen].sum(axis=1)
-            for estimate, by_regression, true in (
-                (found.precision, again / chosen.sum(), hits / chosen.sum()),
-                (found.recall, again / calibrated.resampled.sum(axis=1), hits / truth.sum()),
-            ):
-                low, high = np.quantile(by_regression, [0.025, 0.975])
-                covered.append(estimate.low <= true <= estimate.high)
-                alone.append(low <= true <= high)
-    assert np.mean(covered) > 0.9
-    assert np.mean(alone) < 0.5
+@pytest.mark.parametrize("earlier", [False, True])
+def test_stated_precisions_hold(earlier: bool) -> None:
+    """The interval of the precision holds the truth in nearly all draws, and the lists are as good as was asked."""
+    holds, true = [], []
+    for seed in range(20):
+        known, wrong = judgement(2000, 0.3, 3.0, np.random.default_rng(seed), earlier=earlier)
+        suspects = Evidence.of(known, ()).for_precision(0.9)
+        precision = float(wrong[suspects.is_suspect.numpy()].mean())
+        holds.append(suspects.precision.low <= precision <= suspects.precision.high)
+        true.append(precision)
+        assert suspects.basis == ("from earlier labels" if earlier else "from trusted examples")
+        assert (suspects.wrong_share.value == 120 / 520) == earlier
+        assert str(suspects).endswith(f"({suspects.basis})")
+        kept = suspects.to_dict()
+        assert {kept[name]["basis"] for name in ("precision", "recall", "wrong_share")} == {suspects.basis}
+    assert np.mean(holds) >= 0.9
+    assert np.mean(true) > 0.87
+
+
+def test_an_interval_that_says_nothing_is_unknown() -> None:
+    useless, wide = Estimate(0.95, 0.0, 1.0), Estimate(0.6, 0.4, 0.9)
+    assert str(useless) == "unknown"
+    assert useless.to_dict("audited")["value"] is None
+    assert str(wide) == "60.0 % (40.0 to 90.0)"
+    assert wide.to_dict("audited")["value"] == 0.6
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +257,6 @@ def test_a_class_without_target_examples_has_no_suspects(lacking: soseleto.Resul
     assert found.unknown == int(found.probability.isnan().sum()) < 800
     assert 3 not in found.suggested[labels != 3].tolist()
     assert not bool((found.suggested == labels).any())
-    assert not math.isnan(found.highest)
     judged = ~found.probability.isnan()
     assert len(found) > 50
     assert found.precision.low <= truth_of(found, wrong)[0] <= found.precision.high
@@ -283,11 +276,12 @@ def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
     assert all(0 <= stratum.expected <= 1 for stratum in drawn)  # an audit checks unknown ones too
 
 
-@pytest.mark.parametrize("estimated", [True, False])
-def test_probes_get_no_label_of_a_class_without_target_examples(estimated: bool) -> None:
-    target = quadrants(200, 1)
-    target = target.subset(target.labels != 1)
-    even = np.where(np.arange(4) == target.labels.numpy()[:, None], 0.0, 1 / 3)
-    mistakes = Mistakes((0.1, 0.2), np.full(len(target), 0.3), even) if estimated else None
-    probes = plant(quadrants(500, 0, 0.3), target, 0.5, seed=0, mistakes=mistakes).probes
-    assert set(probes.labels[probes.wrong].tolist()) == {0, 2, 3}
+@pytest.mark.parametrize("without", [3, 0])  # the source has the target's only class, or not
+def test_a_target_of_one_class_gives_no_suspects(without: int) -> None:
+    y = torch.arange(300) % 3
+    x = 2 * torch.eye(3)[y] + 0.5 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    source, target = y != without, y == 0
+    result = soseleto.fit(nn.Linear(3, 3), (x[source], y[source]), (x[target], y[target]), epochs=1, probes="auto")
+    assert any("too few of the source's classes" in message for message in result.messages)
+    with pytest.raises(UsageError, match="the target has too few of the source's classes"):
+        result.suspects()

@@ -1,4 +1,4 @@
-"""The mistakes of a source, estimated before the training."""
+"""The share of wrong labels, estimated before the training."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-import soseleto
 from soseleto.data import Examples, LazyDataset
 from soseleto.data.feeding import make_prepare
-from soseleto.errors import UsageError
-from soseleto.training.data import estimate_mistakes
+from soseleto.training.data import Data, wrong_share
 
 
-def test_a_class_without_target_examples_is_not_a_mistake() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_share_counts_no_label_of_a_class_without_target_examples(share: float) -> None:
     seeded = torch.Generator().manual_seed(0)
 
     def draw(n: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -22,24 +21,12 @@ def test_a_class_without_target_examples_is_not_a_mistake() -> None:
         return 2 * torch.eye(3)[y] + 0.5 * torch.randn(n, 3, generator=seeded), y
 
     x, y = draw(900, 3)
-    wrong = (torch.rand(900, generator=seeded) < 0.2) & (y < 2)
-    source, target = Examples(x, torch.where(wrong, 1 - y, y)), Examples(*draw(200, 2))
+    wrong = (torch.rand(900, generator=seeded) < share) & (y < 2)
+    data = Data(Examples(x, torch.where(wrong, 1 - y, y)), Examples(*draw(200, 2)))
     model = nn.Linear(3, 3)
-    found = estimate_mistakes(model, make_prepare(source, model, standardize=None), source, target, 3, seed=0)
-    assert found.share[0] < float(wrong[y < 2].float().mean()) < found.share[1]
-    assert found.share[1] < 0.3
-    assert (found.labels[:, 2] < 0.05).all()
-
-
-@pytest.mark.parametrize("without", [3, 0])  # the source has the target's only class, or not
-def test_a_target_of_one_class_gives_no_suspects(without: int) -> None:
-    y = torch.arange(300) % 3
-    x = 2 * torch.eye(3)[y] + 0.5 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    source, target = y != without, y == 0
-    result = soseleto.fit(nn.Linear(3, 3), (x[source], y[source]), (x[target], y[target]), epochs=1, probes="auto")
-    assert any("too few of the source's classes" in message for message in result.messages)
-    with pytest.raises(UsageError, match="the target has too few of the source's classes"):
-        result.suspects()
+    found = wrong_share(model, make_prepare(data.source, model, standardize=None), data, seed=0)
+    assert found == pytest.approx(share, abs=0.08)
+    assert found <= share + 0.01
 
 
 class Sequences(Dataset[tuple[int, int]]):
@@ -75,5 +62,6 @@ class PerToken(nn.Module):
 def test_batches_padded_to_different_lengths_have_features_of_one_width() -> None:
     source, target = (LazyDataset(Sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
     model = PerToken()
-    found = estimate_mistakes(model, make_prepare(source, model, standardize=None), source, target, 2, seed=0)
-    assert 0 <= found.share[0] <= found.share[1] < 1
+    found = wrong_share(model, make_prepare(source, model, standardize=None), Data(source, target), seed=0)
+    assert found is not None
+    assert 0 <= found < 1

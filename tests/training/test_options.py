@@ -59,7 +59,7 @@ def test_probes_and_losses_in_every_form() -> None:
     with pytest.raises(UsageError, match=r"got 95: for 95 % write 0\.95"):
         Probes(precision=95)
     with pytest.raises(UsageError, match="labels_before has no effect without probes"):
-        Probes(share=0, labels_before=[1])
+        fit(probes=Probes(share=0, labels_before=[1]))
     of_source, of_target = soseleto.cross_entropy, soseleto.squared_error
     assert as_losses(of_source, "noisy") == (of_source, of_source)
     assert as_losses((of_source, of_target), "transfer") == (of_source, of_target)

@@ -31,12 +31,12 @@ def test_ranking_report_and_review_show_the_values_of_the_table(tmp_path: Path) 
     ranking = {name: column.copy() for name, column in run.ranking().items()}
     place = {name: row for row, name in enumerate(ranking["id"])}
     for row in range(80):
-        shown = [ranking[f"x{k}"][place[str(row)]] for k in (0, 2)]
-        assert shown == [source["colour"][row], source["note"][row]]
-    assert np.isnan(ranking["x1"][place["3"]])
+        shown = [ranking[f"x{k}"][place[str(row)]] for k in (0, 1)]
+        assert shown == [source["note"][row], source["colour"][row]]
+    assert np.isnan(ranking["x2"][place["3"]])
     assert "thing with number" in write_report(run.path).read_text()
     ranking["weight"][:5] = 0.0
     run.write_ranking(ranking)
     queue = Queue(run).to_json()
-    assert queue["features"] == ["colour", "size", "note"]
-    assert queue["items"][0]["values"][0] in ("red", "blue")
+    assert queue["features"] == ["note", "colour", "size"]
+    assert queue["items"][0]["values"][1] in ("red", "blue")

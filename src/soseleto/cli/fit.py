@@ -266,10 +266,10 @@ class Training:
             lines.append("method strong: a teacher judges every label, inputs are augmented strongly")
         elif pair.source.inputs.ndim == 4 and options.mode == "noisy":
             lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
-        if options.mode == "noisy" and self.probes.share and self.probes.labels_before is None:
+        if options.mode == "noisy" and self.probes.labels_before is None:
             lines.append(
-                "the source's mistakes are estimated; if you know the target's labels from before they were checked, "
-                "give them with --labels-before COLUMN or FILE"
+                "if the target is a checked part of the source, its labels from before the check tell more about "
+                "mistakes: --labels-before COLUMN or FILE"
             )
         return [*lines, *self._about_comparison()]
 

@@ -193,10 +193,8 @@ class FitOptions:
         return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
 
     def probes_of(self, pair: Pair, default: Probes) -> Probes:
-        usual = "auto" if self.labels_before is not None else default.share
-        share = usual if self.probes is None else self.probes
-        before = self.labels_before_of(pair) if share or self.labels_before is not None else None
-        probes = {**self.config.get("probes", {}), "share": share, "labels_before": before}
+        share = default.share if self.probes is None else self.probes
+        probes = {**self.config.get("probes", {}), "share": share, "labels_before": self.labels_before_of(pair)}
         return of_table(Probes, probes, "probes", precision=self.suspect_precision)
 
     def compute_with(self, reducer: Reducer | None, *, large: bool = False) -> Compute:

@@ -38,6 +38,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
             pair.target,
             _boosting(options.seed) if learner == "boosting" else None,
             training.make(),
+            labels_before=options.labels_before_of(pair),
             inputs=Inputs(standardize=training.standardize),
             seed=options.seed,
             device=options.device,

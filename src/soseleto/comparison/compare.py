@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from soseleto import methods
 from soseleto.comparison.accuracy import BOOSTING, ON_FEATURES, SCAN, SOSELETO, TITLES, Judged, rows, table, winner
-from soseleto.comparison.scan import First, compared, enough_trusted, first_answer, with_solution
+from soseleto.comparison.scan import First, compared, first_answer, with_solution
 from soseleto.data import (
     Augment,
     Examples,
@@ -55,7 +55,7 @@ from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.optimizers import describe
 from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
-from soseleto.training.data import found_before
+from soseleto.training.data import enough_trusted, found_before
 from soseleto.training.fit import fit
 from soseleto.training.options import (
     Balanced,
@@ -170,7 +170,7 @@ def compare(
     make = _maker(model)
     features = features_by(make, pair, mode, compute)
     asked = default_probes(mode, compute, pair, features) if probes is None else as_probes(probes)
-    if asked.share and asked.labels_before is None:
+    if (asked.share or features is not None) and asked.labels_before is None:
         asked = replace(asked, labels_before=found_before(pair.labels_before, pair.target))
     baselines = features is None if baselines is None else baselines
     if pair.columns is not None:
@@ -249,10 +249,9 @@ def _watchers(progress: Watcher | Sequence[Watcher]) -> list[Watcher]:
 def default_probes(mode: str, compute: Compute, pair: Pair, features: Features | None) -> Probes:
     """They need one process, whole batches and enough examples of both sides.
 
-    None where a first answer judges the labels, unless their mistakes are known from earlier labels; pixels judge worse
-    than a network that is trained on them.
+    None where a first answer judges the labels; pixels judge worse than a network that is trained on them.
     """
-    if features in ("columns", "network") and found_before(pair.labels_before, pair.target) is None:
+    if features in ("columns", "network"):
         return Probes(share=0.0)
     alone = compute.micro_batch_size is None and (compute.reducer is None or compute.reducer.ranks == 1)
     enough = len(pair.source) >= 5 * FEWEST and len(pair.target) * AUTO_SHARE >= FEWEST
@@ -450,6 +449,7 @@ class Comparing:
             self.make() if self.features == "network" else None,
             self.probes.precision,
             self.inputs,
+            labels_before=self.probes.labels_before,
             seed=self.seed,
             device=self.device,
             out=None if ended else place,
@@ -523,11 +523,11 @@ class Comparing:
             self.trained[part.name] = result
 
     def _judging(self, part: Part) -> Probes | None:
-        """Probes of the main training, or the evidence of the first answer in place of them."""
-        if self.probes.share or self.features not in ("columns", "network"):
-            return None if part.name else self.probes
-        ours = part.method == SOSELETO  # of a part, for the share of wrong labels, by which its settings are chosen
-        return replace(self.probes, evidence=self.first[0].result.evidence) if ours else None
+        """Probes of the main training, and what the first answer says, by which the settings are chosen."""
+        if part.method != SOSELETO:
+            return None
+        probes = replace(self.probes, share=0.0, labels_before=None) if part.name else self.probes
+        return replace(probes, evidence=self.first[0].result.evidence) if self.first else probes
 
     @property
     def _is_strong(self) -> bool:

@@ -18,22 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soseleto.beliefs.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
-from soseleto.beliefs.suspects import FromBeliefs
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
-from soseleto.data import ExampleSet, TablePreparation, structure
-from soseleto.data.examples import in_pieces
+from soseleto.data import ExampleSet, TablePreparation
 from soseleto.data.reading import Reading
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
-from soseleto.models.learned import Learned, last_inputs, last_linear, to_bytes
-from soseleto.models.trunk_and_heads import evaluation_mode
+from soseleto.models.learned import Learned, last_linear, to_bytes
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
+from soseleto.suspects.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
+from soseleto.suspects.probes import checked_before
+from soseleto.suspects.suspects import Evidence
 from soseleto.task.losses import cross_entropy
-from soseleto.training.data import Data, class_count, seeded
+from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, seeded
 from soseleto.training.history import Records, weight_record
 from soseleto.training.loop import facts_of, write_result
 from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
@@ -53,6 +52,7 @@ def scan(
     model: nn.Module | None = None,
     *,
     precision: float = SUSPECT_PRECISION,
+    labels_before: Any = None,
     inputs: Inputs = Inputs(),
     seed: int = 0,
     device: str | torch.device = "auto",
@@ -68,6 +68,8 @@ def scan(
         model: a network that ends in a linear layer, such as a pretrained one: its last inputs are the features. It is
             left as it is. By default the inputs themselves are the features.
         precision: the share of the suspects that should really be mislabelled.
+        labels_before: of the target's examples, from before they were checked, -1 where unknown: where they were picked
+            from the source, these show how mistakes look, and how many there are.
         inputs: how inputs are standardised, as in ``fit``.
         out: the run folder to write.
         notes: further entries for its ``config.json``.
@@ -87,6 +89,7 @@ def scan(
         model,
         precision,
         inputs,
+        labels_before=labels_before,
         seed=seed,
         device=device,
         out=out,
@@ -113,13 +116,15 @@ class First:
 
     @property
     def found(self) -> Beliefs:
-        assert isinstance(self.result.evidence, FromBeliefs)
-        return self.result.evidence.found
+        judgement = None if self.result.evidence is None else self.result.evidence.judgement
+        assert isinstance(judgement, Beliefs)
+        return judgement
 
     def beliefs(self, kept: Array) -> Beliefs:
         """As if only these examples of the target were known, given by their places."""
         (of_source, of_target), (labels, trusted) = self.features, self.labels
-        return _beliefs((of_source, of_target[kept]), (labels, trusted[kept]), self.network, self.learner, self.seed)
+        kept_of = (of_source, of_target[kept]), (labels, trusted[kept])
+        return _beliefs(*kept_of, self.network, self.learner, self.seed)
 
 
 def first_answer(
@@ -130,6 +135,7 @@ def first_answer(
     precision: float,
     inputs: Inputs,
     *,
+    labels_before: Any,
     seed: int,
     device: str | torch.device,
     out: str | Path | None,
@@ -143,7 +149,7 @@ def first_answer(
         loss=as_losses(cross_entropy, "noisy"),
         inputs=inputs,
         heads=Heads(),
-        probes=Probes(share=0.0, precision=precision),
+        probes=Probes(share=0.0, precision=precision, labels_before=labels_before),
         compute=Compute(),
         checkpoints=Checkpoints(notes={**({"model": "linear"} if model is None else {}), **(notes or {})}),
         seed=seed,
@@ -158,18 +164,17 @@ def first_answer(
     return first
 
 
-def enough_trusted(labels: Array) -> bool:
-    """Whether every fold leaves two classes to learn."""
-    return int((np.bincount(labels) >= 2).sum()) >= 2
-
-
 def _beliefs(
-    features: tuple[Array, Array], labels: tuple[Array, Array], network: Network, learner: Any, seed: int
+    features: tuple[Array, Array],
+    labels: tuple[Array, Array],
+    network: Network,
+    learner: Any,
+    seed: int,
+    before: Array | None = None,
 ) -> Beliefs:
     assert network.outputs is not None
-    return cross_fit(
-        features[0], labels[0], features[1], labels[1], classes=network.outputs, learner=learner, seed=seed
-    )
+    settings: dict[str, Any] = {"classes": network.outputs, "learner": learner, "seed": seed, "before": before}
+    return cross_fit(features[0], labels[0], features[1], labels[1], **settings)
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -214,17 +219,16 @@ def _answered(
     of_source, of_target = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
     if not enough_trusted(of_target):
         raise UsageError("the target needs two examples each of at least two classes: give more of them.")
-    features = _without_constants(
-        features_of_set(network, data.source, device, records),
-        features_of_set(network, data.target, device, records),
-    )
-    labels = of_source, of_target
-    found = _beliefs(features, labels, network, learner, options.seed)
+    features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
+    labels, before = (of_source, of_target), options.probes.labels_before
+    before = data.labels_before if before is None else before
+    assert network.outputs is not None
+    if before is not None:
+        before = checked_before(before, data.target.labels.cpu(), network.outputs).numpy()
+    found = _beliefs(features, labels, network, learner, options.seed, before)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
     missing = data.classes_without_target()
-    judged = ~torch.isin(data.source.labels.cpu(), torch.tensor(missing, dtype=torch.int64))
-    assert network.outputs is not None
     model = with_solution(network.model, found.model, network.outputs)
     result = Result(
         model=model,
@@ -238,7 +242,7 @@ def _answered(
         classes=data.target.classes,
         out=None if records.folder is None else records.folder.path,
         config=config,
-        evidence=FromBeliefs(found, judged),
+        evidence=Evidence.of(found, missing),
         missing=missing,
         suspect_precision=options.probes.precision,
     )
@@ -276,19 +280,11 @@ def compared(found: Beliefs) -> list[Judged]:
     return [Judged(name, torch.from_numpy(said), labels, places) for name, said in held_out.items()]
 
 
-def features_of_set(network: Network, examples: ExampleSet, device: torch.device, records: Records) -> np.ndarray:
-    """The inputs of the network's last linear layer, (n, d) float32."""
-    pieces, batch = [], network.prepare.evaluation_batch
-    with evaluation_mode(network.model), torch.no_grad(), last_inputs(network.model) as seen:
-        for inputs, _ in examples.read(in_pieces(len(examples), batch)):
-            seen.clear()
-            structure.call(network.model, network.prepare(structure.to_device(inputs, device)))
-            pieces.append(torch.cat(seen).cpu())
-            records.step({}, {"epoch": 1, "step": len(pieces), "steps": -(-len(examples) // batch)})
-    features = torch.cat(pieces).flatten(1)
-    if len(features) != len(examples):
-        raise UsageError("the model's last linear layer does not take one row an example: give another model.")
-    return features.nan_to_num(0.0, 0.0, 0.0).numpy()
+def _features(network: Network, examples: ExampleSet, records: Records) -> Array:
+    def watch(done: int, of: int) -> None:
+        records.step({}, {"epoch": 1, "step": done, "steps": of})
+
+    return features_of_set(network.model, network.prepare, examples, network.prepare.evaluation_batch, watch)
 
 
 def _without_constants(source: Array, target: Array) -> tuple[Array, Array]:

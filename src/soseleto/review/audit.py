@@ -20,7 +20,7 @@ from soseleto.run_folder.folder import AUDIT, RunFolder
 from soseleto.run_folder.ranking import Ranking, is_suspect
 from soseleto.suspects import audit as statistics
 from soseleto.suspects.audit import CHECKS, LONGEST, Checked, Stratum
-from soseleto.suspects.calibration import AUDITED, Estimate
+from soseleto.suspects.rates import AUDITED, Estimate
 
 TITLES = {
     "precision": "Precision of the suspects",

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from soseleto.suspects.calibration import Estimate
+from soseleto.suspects.rates import Estimate
 
 CHECKS = 60  # of the suspects, and as many of the others
 BOUND = math.log(1 / 0.05)  # of the evidence against what an interval contains

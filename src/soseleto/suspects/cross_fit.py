@@ -39,27 +39,39 @@ SHRINKAGE = 0.02  # of the exponents towards their plain mean: matters with few 
 Array = np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class Beliefs:
-    """What cross-fitting says of n source and m trusted examples.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Judgement:
+    """How n source labels and m trusted ones look, both judged in the same way.
 
-    right: (n,) the joined score, which ranks: the lower, the more probably the label is wrong
-    of_trusted: (m,) the same of trusted examples, judged by classifiers that have not seen them
-    signals: the same by the single answers, by name, (n,) each
-    belief: (n,) the probability that the label is right
+    right: (n,) the score that ranks: the lower, the more probably the label is wrong
+    of_trusted: (m,) the same of trusted examples
+    belief: (n,) the probability that the label is right; None where the score is no probability
     probabilities: (n, classes) and, of trusted examples, (m, classes)
-    rivals: held-out probabilities (m, classes) of trusted examples by training on all labels alike, and on none
-    model: the classifier trained on all labels, weighted by belief, and the trusted ones
+    of_wrong, checked: where the labels from before a check of trusted examples are known, the score of the wrong ones
+        among them, and how many are known and how many of them were wrong
     """
 
     right: Array
     of_trusted: Array
-    signals: Mapping[str, Array]
-    belief: Array
     probabilities: Array
     trusted_probabilities: Array
     labels: Array
     trusted_labels: Array
+    belief: Array | None = None
+    of_wrong: Array | None = None
+    checked: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Beliefs(Judgement):
+    """What cross-fitting says: every example is judged by classifiers that have not seen it.
+
+    signals: ``right`` by the single answers, by name, (n,) each
+    rivals: held-out probabilities (m, classes) of trusted examples by training on all labels alike, and on none
+    model: the classifier trained on all labels, weighted by belief, and the trusted ones
+    """
+
+    signals: Mapping[str, Array]
     rivals: Mapping[str, Array]
     model: Any
 
@@ -74,10 +86,12 @@ def cross_fit(
     learner: Any = None,
     seed: int = 0,
     groups: tuple[Array, Array] | None = None,
+    before: Array | None = None,
 ) -> Beliefs:
     """Beliefs in the labels of a source, by ``learner``, any scikit-learn classifier that takes sample weights.
 
     groups: (n,) and (m,) numbers; source and trusted examples with one number, such as copies, are in one fold
+    before: (m,) labels of the trusted examples from before they were checked, -1 where unknown
     """
     learner = logistic_regression() if learner is None else learner
     draw = np.random.default_rng(seed)
@@ -124,6 +138,11 @@ def cross_fit(
     exponents = exponents_of([its for _, its in answers], trusted_labels)
     probabilities, of_known = (product(side, exponents) for side in zip(*answers, strict=True))
     right, of_trusted = believed(probabilities, of_known, labels, trusted_labels)
+    of_wrong, checked = None, None
+    if before is not None:
+        is_wrong = (before >= 0) & (before != trusted_labels)
+        of_wrong = believed(probabilities, of_known[is_wrong], labels, before[is_wrong])[1]
+        checked = int((before >= 0).sum()), int(is_wrong.sum())
     model = fitted(
         learner,
         np.concatenate([features, trusted_features]),
@@ -139,6 +158,8 @@ def cross_fit(
         trusted_probabilities=of_known,
         labels=labels,
         trusted_labels=trusted_labels,
+        of_wrong=of_wrong,
+        checked=checked,
         rivals={"mixed": mixed[1], "target_only": target_only},
         model=model,
     )

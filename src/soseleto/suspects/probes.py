@@ -1,12 +1,9 @@
-"""Probes: target examples planted among the source, some with their true label and some with a wrong one.
+"""Probes: target examples planted among the source, which show how right labels look to the training.
 
-It is unknown which source labels are wrong, but known for the probes. So the probes calibrate the signals that separate
-wrong from right labels during training, and measure how well they do.
-
-This assumes that wrong probes are like wrong source labels. If the labels that the target's examples had before they
-were checked are known, for example because the target was picked from the source, probes get these, and mistakes of any
-kind are matched. Otherwise wrong probes are drawn from the mistakes that the data suggest (mistakes.py); where there
-are too few target examples to estimate these, a wrong probe gets any other class with equal probability.
+It is unknown which source labels are right, but known for the probes, and the training treats both alike. So the share
+of probes below a score is how often a right label falls there (rates.py), whatever the mistakes are. If the labels that
+the target's examples had before they were checked are known, probes get these, and the wrong ones among them show how
+mistakes look.
 """
 
 from __future__ import annotations
@@ -14,23 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from soseleto.data import Examples, ExampleSet, generator, seed_for, storage
+from soseleto.data import Examples, ExampleSet, generator, storage
 from soseleto.data.lazy import LazyDataset
 from soseleto.data.structure import change, to_device
 from soseleto.errors import UsageError
-from soseleto.suspects.mistakes import Mistakes
+from soseleto.suspects.cross_fit import Array, Judgement
 
 Share = float | Literal["auto"]
-FEWEST, FEWEST_WRONG = 10, 3
+FEWEST = 10  # probes
+FEWEST_WRONG = 6  # labels from before a check that differ, and as many that do not
 # "auto": this share of the target, but at most AUTO_MOST probes and a fifth of the source
 AUTO_SHARE, AUTO_MOST = 0.3, 1500
+FAR = 4.0  # signals are clipped at this many standard deviations
 
 
 @dataclass(frozen=True)
@@ -38,28 +37,15 @@ class PlantedProbes:
     """m probes, appended to the n source examples: their labels as planted, and their true labels.
 
     checked: the number of target examples and of their wrong labels, if their labels from before a check are known
-    share: the interval of the share of wrong labels in the source, if wrong labels were drawn from estimated mistakes
-    places: their indices in the target that they were taken from
     """
 
     n_source: int
     labels: Tensor
     truth: Tensor
     checked: tuple[int, int] | None = None
-    share: tuple[float, float] | None = None
-    places: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def wrong(self) -> Tensor:
-        return self.labels != self.truth
-
-    def describe(self) -> dict[str, Any]:
-        """The entries of ``config.json`` from which ``plant_again`` plants the same probes."""
-        assert self.places is not None
-        return {"places": self.places.tolist(), "labels": self.labels.tolist(), "share": self.share}
 
     def without(self, planted: ExampleSet) -> ExampleSet:
         """The source without the appended probes; inputs and labels share the memory of ``planted``."""
@@ -76,6 +62,35 @@ class PlantedProbes:
             paths=None if planted.paths is None else planted.paths[:n],
         )
 
+    def judgement(self, labels: Tensor, signals: Mapping[str, Tensor], probabilities: Tensor) -> Judgement:
+        """What a training says of the labels of the n source examples.
+
+        signals: by name (n + m,), each a trust: the higher, the more probably the label is right
+        probabilities: (n + m, classes) of the trained model
+        """
+        n, is_right = self.n_source, (self.labels == self.truth).cpu().numpy()
+        trust = np.mean([_standardized(signal.double().cpu().numpy(), n) for signal in signals.values()], axis=0)
+        of_source, of_probes = np.split(probabilities.double().cpu().numpy(), [n])
+        right = trust[n:][is_right]
+        return Judgement(
+            right=trust[:n],
+            of_trusted=right,
+            probabilities=of_source,
+            trusted_probabilities=of_probes[is_right],
+            labels=labels.cpu().numpy(),
+            trusted_labels=self.truth.cpu().numpy()[is_right],
+            of_wrong=None if self.checked is None else trust[n:][~is_right],
+            checked=self.checked,
+        )
+
+
+def _standardized(signal: Array, reference: int) -> Array:
+    """Centred and scaled robustly by the first ``reference`` entries, and clipped at ±FAR."""
+    first = signal[:reference]
+    low, middle, high = np.quantile(first, [0.16, 0.5, 0.84])  # ± one standard deviation of a normal distribution
+    spread = (high - low) / 2 or first.std() or 1.0
+    return np.asarray(np.clip((signal - middle) / spread, -FAR, FAR))
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -87,84 +102,31 @@ class Planted:
 
 
 def plant(
-    source: ExampleSet,
-    target: ExampleSet,
-    share: Share,
-    *,
-    seed: int,
-    labels_before: Tensor | None = None,
-    mistakes: Mistakes | None = None,
+    source: ExampleSet, target: ExampleSet, share: Share, *, seed: int, labels_before: Tensor | None = None
 ) -> Planted:
-    """Move ``share`` of the target to the end of the source, half of it with wrong labels.
+    """Move ``share`` of the target to the end of the source; every class has its share of the probes.
 
-    With ``labels_before`` (one for each target example, -1 where it is unknown) probes get these: as many wrong ones as
-    right ones, but at most half of all wrong ones, so that the target keeps examples that were mislabelled. With
-    ``mistakes`` wrong probes are examples that are often mislabelled, and get labels that they are mistaken for.
-    With neither, every second probe of a class gets any other label, and every class has its share of the probes.
-    Probes get no label of a class without target examples, since none could get it rightly.
+    With ``labels_before`` (one for each target example, -1 where it is unknown) probes are taken from those that have
+    one, and get these labels; those of a class without target examples are left out.
     """
     classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
-    present = truth.unique() if len(truth.unique()) > 1 else torch.arange(classes)
-    m = number_of_probes(share, len(source), len(target))
+    labels, known, checked = truth, torch.ones(len(truth), dtype=torch.bool), None
     if labels_before is not None:
-        before = _checked_before(labels_before, truth, classes)
-        known = torch.isin(before, present).nonzero().flatten()
-        wrong = (before != truth)[known]
-        chosen = known[_some_of_both(wrong, truth[known], min(m, len(known)), classes, seed)]
-        probes = PlantedProbes(len(source), before[chosen], truth[chosen], (len(known), int(wrong.sum())))
-    elif mistakes is not None:
-        chosen, labels = _mistaken(mistakes, truth, m, present, seed)
-        probes = PlantedProbes(len(source), labels, truth[chosen], share=mistakes.share)
-    else:
-        chosen = _in_proportion(truth, m, classes, seed)
-        shift = torch.randint(1, len(present), (m,), generator=generator(seed, "probes/labels"))
-        labels = present[(torch.searchsorted(present, truth[chosen]) + shift * (torch.arange(m) % 2)) % len(present)]
-        probes = PlantedProbes(len(source), labels, truth[chosen])
-    return _moved(source, target, probes, chosen)
-
-
-def plant_again(source: ExampleSet, target: ExampleSet, kept: Mapping[str, Any]) -> Planted | None:
-    """With the probes that ``PlantedProbes.describe`` returned; None where they are not of this target."""
-    places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
-    if not len(places) or int(places.max()) >= len(target):
-        return None
-    low, high = kept["share"]
-    truth = target.labels.cpu()[places]
-    return _moved(source, target, PlantedProbes(len(source), labels, truth, share=(low, high)), places)
-
-
-def _moved(source: ExampleSet, target: ExampleSet, probes: PlantedProbes, places: Tensor) -> Planted:
+        labels = checked_before(labels_before, truth, classes)
+        known = torch.isin(labels, truth.unique())
+        checked = int(known.sum()), int((labels != truth)[known].sum())
+    places = known.nonzero().flatten()
+    m = min(number_of_probes(share, len(source), len(target)), len(places))
+    chosen = places[_in_proportion(truth[places], m, classes, seed)]
     left = torch.ones(len(target), dtype=torch.bool)
-    left[places] = False
-    probes = replace(probes, places=places)
-    return Planted(_behind(source, target.subset(places), probes), target.subset(left), probes)
+    left[chosen] = False
+    probes = PlantedProbes(len(source), labels[chosen], truth[chosen], checked)
+    return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
 
 
-def _mistaken(mistakes: Mistakes, truth: Tensor, m: int, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The indices and the labels of m probes, the wrong ones first; the target keeps one example of each class."""
-    draw = np.random.default_rng(seed_for(seed, "probes/mistakes"))
-    order = draw.permutation(len(truth))
-    _, first = np.unique(truth.numpy()[order], return_index=True)
-    free = np.ones(len(truth), dtype=bool)
-    free[order[first]] = len(truth) - len(first) < m  # kept in the target, if there are enough others
-    wrong = _weighted(np.flatnonzero(free), mistakes.rates, m // 2, draw)
-    free[wrong] = False
-    right = _weighted(np.flatnonzero(free), 1.0 - mistakes.rates, m - len(wrong), draw)
-    of_wrong = mistakes.labels[wrong]
-    sums = (of_wrong * np.isin(np.arange(of_wrong.shape[1]), present.numpy())).cumsum(axis=1)
-    labels = (sums < draw.random((len(wrong), 1)) * sums[:, -1:]).sum(axis=1)
-    chosen = torch.from_numpy(np.concatenate([wrong, right]))
-    return chosen, torch.cat([torch.from_numpy(labels), truth[chosen[len(wrong) :]]])
-
-
-def _weighted(places: np.ndarray, weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """``count`` of the places, drawn without replacement with these weights (Efraimidis and Spirakis 2006)."""
-    keys = np.log(draw.random(len(places))) / np.maximum(weights[places], 1e-12)
-    return places[np.argsort(-keys, kind="stable")[:count]]
-
-
-def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
+def checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Labels from before a check of the trusted examples with the labels ``truth``, as int64."""
     labels = torch.as_tensor(labels).cpu().to(torch.int64)
     if labels.shape != truth.shape or int(labels.min()) < -1 or int(labels.max()) >= classes:
         raise UsageError(
@@ -172,32 +134,17 @@ def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
             f"examples, got shape {tuple(labels.shape)}: give the labels they had before they were checked."
         )
     known = labels >= 0
-    wrong = int((labels != truth)[known].sum())
-    if not enough_of_both(wrong, int(known.sum())):
+    if not enough_of_both(wrong := int((labels != truth)[known].sum()), int(known.sum())):
         raise UsageError(
             f"{wrong} of the {int(known.sum())} labels_before differ from the target's labels: at least "
-            f"{2 * FEWEST_WRONG} must differ and as many be equal; leave labels_before out to have mistakes estimated."
+            f"{FEWEST_WRONG} must differ and as many be equal; leave labels_before out."
         )
     return labels
 
 
 def enough_of_both(wrong: int, of: int) -> bool:
-    """Whether probes can be planted with labels from before a check, of which so many were wrong."""
-    return 2 * FEWEST_WRONG <= wrong <= of - 2 * FEWEST_WRONG
-
-
-def how_many_wrong(m: int, wrong: int, right: int) -> int:
-    """How many of m probes are wrong, given the counts of target labels that were wrong and right before the check."""
-    return max(min(m // 2, wrong // 2), m - right)
-
-
-def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int) -> Tensor:
-    """m indices of the target, wrong and right ones in the proportion described at ``plant``."""
-    kinds = (wrong.nonzero().flatten(), (~wrong).nonzero().flatten())
-    n_wrong = how_many_wrong(m, len(kinds[0]), len(kinds[1]))
-    numbers = (n_wrong, m - n_wrong)
-    picks = [k[_in_proportion(truth[k], number, classes, seed)] for k, number in zip(kinds, numbers, strict=True)]
-    return torch.cat(picks)
+    """Whether labels from before a check say anything, given how many of them were wrong."""
+    return FEWEST_WRONG <= wrong <= of - FEWEST_WRONG
 
 
 def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
@@ -230,7 +177,7 @@ def class_count_of_both(source: ExampleSet, target: ExampleSet) -> int:
     sides = zip((source, target), labels, strict=True)
     classes = max(len(side.classes or ()) or int(each.max()) + 1 for side, each in sides)
     if classes < 2:
-        raise UsageError("probes need two classes or more, since half of them get a wrong label: say probes=0.")
+        raise UsageError("probes need two classes or more, and this data has one: say probes=0.")
     return classes
 
 

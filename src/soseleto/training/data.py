@@ -1,11 +1,10 @@
-"""The data of a training: source, target, batch sizes, how many labels seem wrong, and the planted probes."""
+"""The data of a training: source, target, batch sizes, the planted probes, and how many labels seem wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,10 @@ from soseleto.models.learned import last_inputs
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces.last_layer import no_last_layer
-from soseleto.suspects import mistakes, probes
-from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
-from soseleto.suspects.signals import features_of
+from soseleto.suspects import probes
+from soseleto.suspects.cross_fit import cross_fit
+from soseleto.suspects.probes import PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
+from soseleto.suspects.rates import judge
 from soseleto.task.losses import NoisyLosses
 from soseleto.training.options import Balanced, Probes, require_size
 
@@ -120,11 +120,18 @@ class Data:
         known = set(target.tolist()) | set(() if self.probes is None else self.probes.truth.tolist())
         return tuple(sorted(set(source.unique().tolist()) - known))
 
-    def with_probes(self, planted: Planted) -> Data:
+    def with_probes(self, options: Probes, *, seed: int) -> Data:
+        """With probes planted, if there shall be any."""
+        if options.share == 0:
+            return self
+        before = self.labels_before if options.labels_before is None else options.labels_before
+        planted = probes.plant(self.source, self.target, options.share, seed=seed, labels_before=before)
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
     def require_shareable(self, sharing: Sharing, probes: Probes, mode: str) -> None:
         """Raise for data that probes, or the ranks or micro-batches of this training, cannot work on."""
+        if not probes.share and probes.labels_before is not None and probes.evidence is None:
+            raise UsageError("labels_before has no effect without probes: write share='auto', or leave it out.")
         if probes.share and mode != "noisy":
             raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
         if probes.share and not sharing.nothing:
@@ -254,120 +261,102 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES)
 
 
-# What is known about the labels before the training: how many are wrong, and probes planted among the source
+# What is known about the labels before the training: how many are wrong
+
+MOST_JUDGED, MOST_FEATURES = 2000, 256  # source examples and features by which the share of wrong labels is estimated
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The labels of a classification, judged by the network before training.
+def wrong_share(model: nn.Module, prepare: Prepare, data: Data, *, seed: int) -> float | None:
+    """Lower end of the estimated share of wrong source labels; None where it cannot be estimated.
 
-    before: the configuration of an unfinished run that is to be continued. Its estimates are taken over, since one
-        that differs a little on another machine must not make it another run.
-    known_share: the lower end of the share of wrong labels, where a first answer has estimated it
+    By cross-fitted beliefs in some of the labels, on the inputs and the features of the network before training.
     """
-
-    model: nn.Module
-    prepare: Prepare
-    source: ExampleSet
-    target: ExampleSet
-    seed: int
-    before: Mapping[str, Any]
-    known_share: float | None = None
-
-    @cached_property
-    def mistakes(self) -> mistakes.Mistakes | None:
-        """The estimated mistakes of the source; None where nothing can be estimated."""
-        sides = self.source, self.target
-        if sharded_modules(self.model):
+    trusted = data.target.labels.cpu()
+    if sharded_modules(model) or not enough_trusted(trusted.numpy()) or not _has_sklearn():
+        return None
+    some = torch.randperm(len(data.source), generator=generator(seed, "share/some"))[:MOST_JUDGED]
+    labels = data.source.labels.cpu()[some]
+    judged = torch.isin(labels, trusted)  # of another class nothing can be estimated
+    source, labels = data.source.subset(some[judged]), labels[judged]
+    if not len(labels):
+        return None
+    try:
+        with seeded(seed, next((p.device for p in model.parameters()), torch.device("cpu"))):
+            sides = [_blocks(model, prepare, examples) for examples in (source, data.target)]
+        of_source, of_target = (np.concatenate(blocks, axis=1) for blocks in zip(*map(_reduced, *sides), strict=True))
+        classes = 1 + max(int(labels.max()), int(trusted.max()))
+        found = cross_fit(of_source, labels.numpy(), of_target, trusted.numpy(), classes=classes, seed=seed)
+    except Exception as error:
+        if is_out_of_memory(error):  # the training does not fit either, and says what would
             return None
-        classes = max(len(side.classes or ()) or int(side.sample_labels().max()) + 1 for side in sides)
-        if classes < 2 or not mistakes.can_estimate(len(self.target), classes):
-            return None
-        try:
-            return estimate_mistakes(self.model, self.prepare, *sides, classes, seed=self.seed)
-        except Exception as error:
-            if is_out_of_memory(error):  # the training does not fit either, and says what would
-                return None
-            raise
-
-    @property
-    def wrong_share(self) -> float | None:
-        """Lower end of the estimated share of wrong source labels."""
-        if "wrong_share" in self.before:
-            return float(self.before["wrong_share"])
-        if self.known_share is not None:
-            return self.known_share
-        return None if self.mistakes is None else self.mistakes.share[0]
-
-    @property
-    def ends_in_linear(self) -> bool:
-        """Whether the model has last-layer alignments, found by one pass in evaluation mode."""
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        inputs, labels = structure.to_device(self.source.take(torch.tensor([0])), device)
-        example = Batch(torch.zeros(1, dtype=torch.int64, device=device), self.prepare(inputs), labels)
-        with evaluation_mode(self.model):
-            return no_last_layer(NoisyLosses(), self.model, example) is None
+        raise
+    return judge(found).wrong_share.low
 
 
-def with_probes(data: Data, options: Probes, labels: Labels | None, before: Mapping[str, Any], *, seed: int) -> Data:
-    """The data with probes planted; ``labels``: of a classification; ``before``: as in ``Labels``."""
-    if options.share == 0:
-        return data
-    planted = before.get("planted")
-    if isinstance(planted, Mapping) and (again := probes.plant_again(data.source, data.target, planted)) is not None:
-        return data.with_probes(again)
-    labels_before = data.labels_before if options.labels_before is None else options.labels_before
-    estimated = labels.mistakes if labels_before is None and labels is not None else None
-    return data.with_probes(
-        probes.plant(
-            data.source,
-            data.target,
-            options.share,
-            seed=seed,
-            labels_before=labels_before,
-            mistakes=estimated,
-        )
-    )
+def _has_sklearn() -> bool:
+    """It is among the dependencies; where a GPU machine has PyTorch alone, everything but estimates works."""
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
-def estimate_mistakes(
-    model: nn.Module, prepare: Prepare, source: ExampleSet, target: ExampleSet, classes: int, *, seed: int
-) -> mistakes.Mistakes:
-    """From some of the source: features are the inputs, and those of the network before training."""
-    some = torch.randperm(len(source), generator=generator(seed, "probes/some"))[: mistakes.MOST_SOURCE]
-    source = source.subset(some)
-    trusted = torch.isin(source.labels.cpu(), target.labels.cpu())  # of another class nothing can be estimated
-    if trusted.any() and not trusted.all():
-        source = source.subset(trusted)
-    return mistakes.estimate(
-        _blocks(model, prepare, source, seed),
-        source.labels.cpu().numpy(),
-        _blocks(model, prepare, target, seed),
-        target.labels.cpu().numpy(),
-        classes,
-        np.random.default_rng(seed_for(seed, "probes/estimate")),
-    )
+def _blocks(model: nn.Module, prepare: Prepare, examples: ExampleSet) -> list[np.ndarray]:
+    """The features of the network, and the inputs where they are numbers."""
+    inputs: list[Tensor] = []
+
+    def prepared(batch: structure.Inputs) -> structure.Inputs:
+        made = prepare(batch)
+        if isinstance(made, Tensor) and made.is_floating_point():
+            inputs.append(made.flatten(1).cpu())
+        return made
+
+    blocks = [features_of_set(model, prepared, examples, prepare.evaluation_batch)]
+    if inputs and len({piece.shape[1] for piece in inputs}) == 1:
+        blocks.append(torch.cat(inputs).nan_to_num(0.0, 0.0, 0.0).numpy())
+    return blocks
 
 
-def _blocks(model: nn.Module, prepare: Prepare, examples: ExampleSet, seed: int) -> list[np.ndarray]:
-    """Features of the examples: their inputs, where these are numbers, and those of the network before training."""
-    inputs, features = [], []
+def _reduced(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The principal components of many features."""
+    if source.shape[1] <= MOST_FEATURES:
+        return source, target
+    from sklearn.decomposition import PCA
+
+    components = PCA(min(MOST_FEATURES, len(source)), svd_solver="randomized", random_state=0).fit(source)
+    return components.transform(source), components.transform(target)
+
+
+def features_of_set(
+    model: nn.Module,
+    prepare: Callable[[structure.Inputs], structure.Inputs],
+    examples: ExampleSet,
+    batch: int,
+    watch: Callable[[int, int], None] = lambda done, of: None,
+) -> np.ndarray:
+    """The inputs of the network's last linear layer, (n, d) float32; its outputs where it has no such layer."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-
-    def outputs(prepared: structure.Inputs) -> Tensor:
-        return structure.scores_of(structure.call(model, prepared))
-
-    with seeded(seed, device), evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
-        for piece, _ in examples.read(in_pieces(len(examples), prepare.evaluation_batch)):
-            prepared = prepare(structure.to_device(piece, device))
-            if isinstance(prepared, Tensor) and prepared.is_floating_point():
-                inputs.append(prepared)
-            features.append(features_of(prepared, outputs, seen)[0])
-    blocks = [torch.cat(features)]
-    if inputs and len({piece.shape[1:] for piece in inputs}) == 1:
-        blocks.append(torch.cat(inputs))
-    return [_array(block) for block in blocks]
+    places, made = in_pieces(len(examples), batch), []
+    with evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
+        for inputs, _ in examples.read(places):
+            seen.clear()
+            outputs = structure.scores_of(structure.call(model, prepare(structure.to_device(inputs, device))))
+            features = torch.cat(seen) if seen else outputs
+            made.append((features if len(features) == len(outputs) else outputs).float().cpu())
+            watch(len(made), len(places))
+    return torch.cat(made).flatten(1).nan_to_num(0.0, 0.0, 0.0).numpy()
 
 
-def _array(block: Tensor) -> np.ndarray:
-    return block.flatten(1).double().nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
+def enough_trusted(labels: np.ndarray) -> bool:
+    """Whether every fold leaves two classes to learn."""
+    return int((np.bincount(labels) >= 2).sum()) >= 2
+
+
+def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bool:
+    """Whether the model has last-layer alignments, found by one pass in evaluation mode."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    inputs, labels = structure.to_device(source.take(torch.tensor([0])), device)
+    example = Batch(torch.zeros(1, dtype=torch.int64, device=device), prepare(inputs), labels)
+    with evaluation_mode(model):
+        return no_last_layer(NoisyLosses(), model, example) is None

@@ -27,7 +27,7 @@ from soseleto.task import optimizers
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
-from soseleto.training.data import BatchSizes, Data, Labels, is_out_of_memory, seeded, with_probes
+from soseleto.training.data import BatchSizes, Data, ends_in_linear, is_out_of_memory, seeded, wrong_share
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
 from soseleto.training.options import (
@@ -190,18 +190,21 @@ def _setup(
 
     before: the configuration of an unfinished run that is to be continued
     """
-    labels = None
-    if options.mode == "noisy" and network.kind == "classification":
-        evidence = options.probes.evidence
-        share = None if evidence is None else evidence.wrong_share.low
-        labels = Labels(network.model, network.prepare, data.source, data.target, options.seed, before, share)
-    planted = with_probes(data, options.probes, labels, before, seed=options.seed)
+    planted = data.with_probes(options.probes, seed=options.seed)
     known: dict[str, Any] = {"n_source": len(data.source), "n_target": len(planted.target)}
-    wrong_share = None
+    share = None
     chooses = chosen["method"] is None or isinstance(chosen["method"], DefaultMethod)
-    if chooses and labels is not None and options.loss[0] is cross_entropy:
-        wrong_share = labels.wrong_share
-        known |= {"classes": True, "ends_in_linear": labels.ends_in_linear, "wrong_share": wrong_share}
+    classifies = options.mode == "noisy" and network.kind == "classification"
+    if chooses and classifies and options.loss[0] is cross_entropy:
+        evidence = options.probes.evidence
+        if "wrong_share" in before:  # an estimate that differs a little on another machine must not make another run
+            share = float(before["wrong_share"])
+        elif evidence is not None:
+            share = evidence.wrong_share.low
+        else:
+            share = wrong_share(network.model, network.prepare, data, seed=options.seed)
+        linear = ends_in_linear(network.model, network.prepare, data.source)
+        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share}
     inputs = kind_of_inputs(data.source)
     settings = resolve(network.model, mode=options.mode, inputs=inputs, **known, **chosen)
     check_settings(settings, data, more["sharing"])
@@ -214,7 +217,7 @@ def _setup(
         network=network,
         data=planted,
         sizes=BatchSizes.of(planted, settings),
-        wrong_share=wrong_share,
+        wrong_share=share,
         **more,
     )
 

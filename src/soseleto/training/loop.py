@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
-from soseleto.data.examples import truth_known
+from soseleto.data.examples import in_pieces, truth_known
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
@@ -26,8 +27,7 @@ from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
-from soseleto.suspects.signals import gather
-from soseleto.suspects.suspects import FromProbes
+from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
@@ -254,22 +254,21 @@ class Loop:
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
-        """With the label-quality signals of every source example, where there were probes."""
-        probes, signals, data, seed = self.data.probes, self.signals, self.data, self.options.seed
-        if self.options.probes.evidence is not None:
-            return replace(result, evidence=self.options.probes.evidence)
+        """With what is known of the source's labels: by probes, or by a first answer."""
+        probes, signals = self.data.probes, self.signals
         if probes is None or signals is None:
-            return result
-        recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
+            return replace(result, evidence=self.options.probes.evidence)
+        recorded = {"margin": signals.margin}
         if state.weights is not None:
-            recorded |= {"weight": state.weights.values, "score": state.weights.scores}
-        evidence = gather(
-            result.model, result.outputs, data.source, data.target, probes, recorded, missing=result.missing, seed=seed
-        )
-        if not evidence.can_calibrate:
+            recorded["score"] = state.weights.scores
+        source = self.data.source
+        outputs = torch.cat([result.outputs(inputs) for inputs, _ in source.read(in_pieces(len(source)))])
+        judgement = probes.judgement(self._source.labels, recorded, outputs.softmax(1))
+        evidence = Evidence.of(judgement, result.missing)
+        if len(np.unique(judgement.trusted_labels)) < 2 or not evidence.judged.any():
             self.records.message("suspects have no probabilities, since the target has too few of the source's classes")
             return result
-        return replace(result, evidence=FromProbes(evidence))
+        return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:
         return {**facts_of(self.data, self._source, self.setup.network), **self.fingerprints}

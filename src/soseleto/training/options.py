@@ -48,13 +48,13 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """Target examples planted among the source with known right and wrong labels (noisy mode).
+    """Target examples planted among the source, which show how right labels look to the training (noisy mode).
 
     They calibrate ``result.suspects()``, the source examples that are probably mislabelled.
 
     share: the share of the target to plant, or ``"auto"``
-    labels_before: the labels that the target's examples had before they were checked, -1 where unknown: wrong probes
-        then carry real mistakes; otherwise those that the data suggest
+    labels_before: the labels that the target's examples had before they were checked, -1 where unknown: probes get
+        these, and show how mistakes look too
     precision: the share of the suspects that should really be mislabelled
     evidence: of a ``scan`` of the same source and target, in place of planted examples
     """
@@ -69,8 +69,6 @@ class Probes:
             raise UsageError(
                 f"the precision of the suspects must lie between 0 and 1, got {self.precision}: for 95 % write 0.95."
             )
-        if self.share == 0 and self.labels_before is not None:
-            raise UsageError("labels_before has no effect without probes: write share='auto', or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,17 +25,9 @@ from soseleto.suspects.audit import default_rows
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
-    from soseleto.suspects.suspects import Calibration, Suspects
+    from soseleto.suspects.suspects import Evidence, Suspects
 
 MOST_FEATURE_COLUMNS = 16
-
-
-class LabelEvidence(Protocol):
-    """What a run knows about the labels of its source, by probes or by beliefs."""
-
-    @property
-    def predicted(self) -> Tensor: ...
-    def calibrated(self, seed: int) -> Calibration: ...
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -57,7 +49,7 @@ class Result(Predictor):
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     settings: Settings | None = None
-    evidence: LabelEvidence | None = None  # where the labels were judged
+    evidence: Evidence | None = None  # where the labels were judged
     missing: tuple[int, ...] = ()
     suspect_precision: float = 0.9
 
@@ -92,10 +84,10 @@ class Result(Predictor):
         Every source example gets a probability, except where the target has no example of its label or of the class
         that it looks like; ``.at(threshold)`` gives precision and recall at any threshold.
         """
-        return self._calibrated.for_precision(self.suspect_precision if precision is None else precision)
+        return self._judged.for_precision(self.suspect_precision if precision is None else precision)
 
     @cached_property
-    def _calibrated(self) -> Calibration:
+    def _judged(self) -> Evidence:
         if self.config.get("mode") == "transfer":
             raise UsageError(
                 "in transfer mode weights are about the target and not about wrong labels, so there are no suspects: "
@@ -110,7 +102,7 @@ class Result(Predictor):
             )
         if self.evidence is None:
             raise UsageError("this run had no probes, which suspects need: call fit(..., probes='auto').")
-        return self.evidence.calibrated(self.config.get("seed", 0))
+        return self.evidence
 
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.

@@ -199,8 +199,6 @@ class Setup:
         """The entries of ``config.json``."""
         probes = self.data.probes
         estimates: dict[str, Any] = {} if self.wrong_share is None else {"wrong_share": self.wrong_share}
-        if probes is not None and probes.share is not None:  # so that a resumed run has the same on any machine
-            estimates["planted"] = probes.describe()
         return {
             **self.options.describe(),
             **self.settings.describe(),
