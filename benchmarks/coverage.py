@@ -40,9 +40,8 @@ from experiments.data import data_root, human_labels, load
 from soseleto.data import Examples, pair_flip, symmetric
 from soseleto.models.architectures import mlp, quick
 from soseleto.suspects import audit
-from soseleto.suspects.mistakes import temperature
 from soseleto.suspects.probes import enough_of_both
-from soseleto.suspects.rates import AUDITED, EARLIER_LABELS, Estimate, softmax
+from soseleto.suspects.rates import AUDITED, EARLIER_LABELS, Estimate
 from soseleto.suspects.suspects import Suspects
 
 FILE = "coverage.npz"
@@ -198,18 +197,15 @@ def _hard(
     inputs: Array, truth: Array, at: Array, rest: Array, classes: int, rate: float, draw: np.random.Generator
 ) -> torch.Tensor:
     """Drawn in proportion to 1 − p(truth) by a regression on random features of other examples with right labels."""
+    from sklearn.linear_model import LogisticRegression
+
     flat = inputs.reshape(len(inputs), -1).astype(np.float64)
     flat = (flat - flat.mean(0)) / flat.std()
     directions = draw.normal(size=(flat.shape[1], 300)) / np.sqrt(flat.shape[1])
-    features = np.concatenate(
-        [np.maximum(flat @ directions + 0.3 * draw.normal(size=300), 0.0), np.ones((len(flat), 1))], 1
-    )
-    known = features[rest]
-    squares = known.T @ known
-    squares += 0.01 * np.trace(squares) / len(squares) * np.eye(len(squares))
-    scores = features @ np.linalg.solve(squares, known.T @ np.eye(classes)[truth[rest]])
-    factor, constants = temperature(scores[rest], truth[rest], np.ones(len(rest)))
-    p = softmax(factor * scores[at] + constants)
+    features = np.maximum(flat @ directions + 0.3 * draw.normal(size=300), 0.0)
+    model = LogisticRegression(C=0.1, tol=1e-3, max_iter=200).fit(features[rest], truth[rest])
+    p = np.zeros((len(at), classes))
+    p[:, model.classes_] = model.predict_proba(features[at])
     place, labels = np.arange(len(at)), truth[at].copy()
     chance = np.log(np.maximum(1.0 - p[place, labels], 1e-6)) + draw.gumbel(size=len(at))
     chosen = np.argsort(-chance)[: round(rate * len(at))]

@@ -162,7 +162,7 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     train, test = split("train", root, human), split("test", root, None)
     truth = truth_of(train) if human else train.labels
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
-    if config.mlc:  # every class has its n-th example before any has the next
+    if getattr(config, "mlc", False):  # every class has its n-th example before any has the next
         turns = one_hot(truth[order], 10).cumsum(0).gather(1, truth[order][:, None]).squeeze(1)
         order = order[turns.argsort(stable=True)]
     trusted, others = order[: config.n_trusted], order[config.n_trusted :]

@@ -25,16 +25,11 @@ FRACTIONS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 
 
 def trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
-    """Every signal of a training that ranks labels, and with probes the probability calibrated from all of them."""
+    """Every signal of a training that ranks labels, and with probes the probability that a label is wrong."""
     trust = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
     if signals is not None and bool((signals.visits > 0).all()):
         trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
     if result.evidence is not None:
-        names = {"mean_loss": "loss", "mean_margin": "margin"}
-        for name, signal in result.evidence.gathered.signals.items():
-            known = signal[: len(result.source)]
-            if not bool(known.isnan().any()):  # an example without neighbours of its label has no number
-                trust[names.get(name, name)] = known
         probability = result.suspects().probability
         if not bool(probability.isnan().any()):  # unknown in a class that the target lacks
             trust["probability"] = -probability

@@ -109,13 +109,6 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.partition(":")[2].split()[0] for line in fine_tuning.shortfalls(bad)] == ["1.31x", "1.16x", "the"]
 
 
-def test_suspect_intervals(tmp_path: Path) -> None:
-    rows = run("suspect_intervals", tmp_path / "suspect_intervals.json")
-    assert [row["rate"] for row in rows] == ["wrong share", "precision", "recall"]
-    assert all(0 <= row["covered %"] <= 100 for row in rows)
-    assert all(row["half width"] >= row["their half width"] > 0 for row in rows)
-
-
 @pytest.fixture
 def coverage() -> Any:
     """By its file: a package on PyPI has the same name."""

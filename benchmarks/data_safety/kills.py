@@ -96,7 +96,7 @@ def _mark_phases(seen: mmap.mmap) -> None:
     from soseleto.cli import fit
     from soseleto.comparison.compare import Comparing
     from soseleto.run_folder import checkpoint
-    from soseleto.training import loop, resume
+    from soseleto.training import resume
     from soseleto.training.loop import Loop
 
     def mark(owner: Any, name: str, phase: str | Callable[..., str]) -> None:
@@ -112,7 +112,7 @@ def _mark_phases(seen: mmap.mmap) -> None:
     mark(fit, "read_pair", "reading")
     mark(resume.Keeper, "after", _training)
     mark(checkpoint, "_write", "checkpoint")
-    mark(loop, "gather", "suspects")
+    mark(Loop, "_with_evidence", "suspects")
     mark(Loop, "_close", "writing a run")
     mark(Comparing, "_begin", "first answer")
     mark(Comparing, "_judge", "prediction")

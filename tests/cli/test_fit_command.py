@@ -42,7 +42,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     code, said, err = type_("fit", *data, "--out", out, *words)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
-    assert "give them with --labels-before COLUMN or FILE" in said
+    assert "mistakes: --labels-before COLUMN or FILE" in said
     assert f"a first answer by the columns comes before the training, in {out / 'first'}" in said
     assert (
         "3 held-out folds of the target beside ordinary training, mixed training, target only: 10 more trainings"
@@ -54,8 +54,8 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert {row["examples"] for row in rows.values()} == {60}
     assert min(row["accuracy"] for row in rows.values()) > 75
     assert re.search(r"SOSELETO +\d+\.\d %", said)
-    estimate = r"(unknown|\d+ % \(\d+ to \d+; assumes estimated mistakes\))"
-    assert re.search(rf"\d+ suspects: precision {estimate}, recall {estimate}", said)
+    estimate = r"(unknown|\d+ % \(\d+ to \d+; from trusted examples\))"
+    assert re.search(rf"\d+ suspects(: precision {estimate}, recall {estimate}|, unchecked: \d+ checks tell)", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence

@@ -66,12 +66,13 @@ def test_an_interrupted_audit_continues_with_the_same_sample(run: RunFolder) -> 
 def test_the_figures_are_in_audit_and_suspects_json(run: RunFolder) -> None:
     estimate = {"value": 0.99, "low": 0.95, "high": 1.0, "basis": "assumes random mistakes"}
     run.write_json(SUSPECTS, {"count": 12, "precision": estimate, "recall": estimate, "wrong_share": estimate})
-    check(run, 1)
+    options = {"audit": True, "checks": 12}
+    check(run, 1, options)
     kept = run.suspects() or {}
     assert kept["precision"] == estimate  # one check says too little
-    check(run, 15)
+    check(run, 23, options)
     audit, kept = run.read_json(AUDIT) or {}, run.suspects() or {}
-    assert audit["checked"] == {"suspects": 8, "others": 8}
+    assert audit["checked"] == {"suspects": 12, "others": 12}
     for name in ("precision", "recall", "wrong_share"):
         assert kept[name] == audit["figures"][name]
         assert kept[name]["basis"] == "audited"

@@ -243,6 +243,7 @@ def logistic_regression() -> Any:
 
 def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:
     """A clone of the learner, trained; a pipeline hands the weights to its last step."""
+    from sklearn import config_context
     from sklearn.base import clone
     from sklearn.pipeline import Pipeline
     from sklearn.utils.validation import has_fit_parameter
@@ -254,4 +255,5 @@ def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:
             f"the learner {type(last).__name__} takes no sample weights, and a doubted label must count less: give one "
             "whose fit has sample_weight, such as LogisticRegression() or HistGradientBoostingClassifier()."
         )
-    return model.fit(features, labels, **{f"{prefix}sample_weight": weights})
+    with config_context(enable_metadata_routing=False):  # by which a pipeline would refuse the name with a prefix
+        return model.fit(features, labels, **{f"{prefix}sample_weight": weights})

@@ -148,6 +148,11 @@ class Evidence:
         support[np.arange(len(support)), self.judgement.labels] = -3.0
         return torch.from_numpy(support.argmax(1))
 
+    def expected_hits(self, precision: float) -> float:
+        """How many wrong labels the suspects of this precision are expected to have."""
+        found = self.for_precision(precision)
+        return len(found) * found.precision.value
+
     def for_precision(self, precision: float) -> Suspects:
         if not 0.0 < precision < 1.0:
             raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")

@@ -254,10 +254,11 @@ class Loop:
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
-        """With what is known of the source's labels: by probes, or by a first answer."""
-        probes, signals = self.data.probes, self.signals
+        """With what is known of the source's labels: by probes or by a first answer, whichever is expected to find
+        more wrong labels."""
+        probes, signals, first = self.data.probes, self.signals, self.options.probes.evidence
         if probes is None or signals is None:
-            return replace(result, evidence=self.options.probes.evidence)
+            return replace(result, evidence=first)
         recorded = {"margin": signals.margin}
         if state.weights is not None:
             recorded["score"] = state.weights.scores
@@ -267,8 +268,9 @@ class Loop:
         evidence = Evidence.of(judgement, result.missing)
         if len(np.unique(judgement.trusted_labels)) < 2 or not evidence.judged.any():
             self.records.message("suspects have no probabilities, since the target has too few of the source's classes")
-            return result
-        return replace(result, evidence=evidence)
+            return replace(result, evidence=first)
+        both = [evidence, *([] if first is None else [first])]
+        return replace(result, evidence=max(both, key=lambda each: each.expected_hits(self.options.probes.precision)))
 
     def _facts(self) -> dict[str, Any]:
         return {**facts_of(self.data, self._source, self.setup.network), **self.fingerprints}
