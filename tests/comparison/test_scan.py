@@ -7,8 +7,9 @@ import csv
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_friedman1
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
@@ -19,7 +20,10 @@ import soseleto
 from soseleto.cli.commands import app
 from soseleto.errors import DataError, UsageError
 from soseleto.models.learned import from_bytes, to_bytes
+from soseleto.report import write_report
+from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.cross_fit import cross_fit
+from soseleto.suspects.residuals import ridge
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +127,34 @@ def test_labels_of_a_class_without_target_examples_are_unknown(digits):
     assert suspects.probability[torch.from_numpy(labels == 7)].isnan().all()
     assert suspects.probability[torch.from_numpy(labels != 7)].isnan().float().mean() < 0.2  # those that look like one
     assert not (suspects.is_suspect & torch.from_numpy(labels == 7)).any()
+
+
+@pytest.mark.parametrize("learner", [None, HistGradientBoostingRegressor(random_state=0)])
+def test_numbers_are_judged_by_their_residuals(learner, tmp_path):
+    x, y = make_friedman1(2000, noise=1.0, random_state=0)
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    draw = np.random.default_rng(0)
+    given = y[600:].copy()
+    moved = np.flatnonzero(draw.random(1400) < 0.2)
+    given[moved] = draw.permutation(y)[: len(moved)]
+    wrong = np.abs(given - y[600:]) > 3
+    found = soseleto.scan((x[600:], given), (x[:250], y[:250]), learner=learner, out=tmp_path / "run")
+    suspects = found.suspects()
+    assert roc_auc_score(wrong, -found.scores.numpy()) > (0.8 if learner is None else 0.93)
+    assert wrong[suspects.is_suspect.numpy()].mean() > 0.8
+    assert suspects.wrong_share.low <= 0.2 <= suspects.wrong_share.high
+    at = suspects.is_suspect.numpy() & wrong
+    assert np.abs(suspects.suggested.numpy() - y[600:])[at].mean() < np.abs(given - y[600:])[at].mean() / 2
+
+    def error(predicted):
+        return float(np.square(np.ravel(predicted) - y[250:600]).mean())
+
+    on_all = clone(learner or ridge()).fit(np.concatenate([x[600:], x[:250]]), np.concatenate([given, y[:250]]))
+    loaded = soseleto.load(tmp_path / "run", model="linear")
+    assert error(loaded.predict(torch.from_numpy(x[250:600]))) < error(on_all.predict(x[250:600]))
+    ranking = RunFolder.open(tmp_path / "run").ranking()
+    assert ranking["suggested_label"].dtype.kind == "f"
+    assert "wrong" in write_report(tmp_path / "run").read_text()
 
 
 def test_the_same_seed_gives_the_same_answer(scanned, digits):

@@ -66,13 +66,13 @@ def test_an_interrupted_audit_continues_with_the_same_sample(run: RunFolder) -> 
 def test_the_figures_are_in_audit_and_suspects_json(run: RunFolder) -> None:
     estimate = {"value": 0.99, "low": 0.95, "high": 1.0, "basis": "assumes random mistakes"}
     run.write_json(SUSPECTS, {"count": 12, "precision": estimate, "recall": estimate, "wrong_share": estimate})
-    options = {"audit": True, "checks": 12}
+    options = {"audit": True, "checks": 16}
     check(run, 1, options)
     kept = run.suspects() or {}
     assert kept["precision"] == estimate  # one check says too little
-    check(run, 23, options)
+    check(run, 31, options)
     audit, kept = run.read_json(AUDIT) or {}, run.suspects() or {}
-    assert audit["checked"] == {"suspects": 12, "others": 12}
+    assert audit["checked"] == {"suspects": 16, "others": 16}
     for name in ("precision", "recall", "wrong_share"):
         assert kept[name] == audit["figures"][name]
         assert kept[name]["basis"] == "audited"
@@ -107,7 +107,7 @@ def test_what_was_reviewed_before_is_not_asked_again(run: RunFolder) -> None:
     log.close()
     given = dict(zip(map(str, ranking["id"]), map(str, ranking["label"]), strict=True))
     wrong = sum(given[name] != "class 1" for name in suspects[1:9])  # a relabelling to the given label is none
-    asked = check(run, 99, {"audit": True, "checks": 12})
+    asked = check(run, 99, {"audit": True, "checks": 16})
     assert {name for name in asked if name in suspects} == set(suspects[9:])
     precision = (run.read_json(AUDIT) or {})["figures"]["precision"]
     assert precision["value"] == precision["low"] == precision["high"] == pytest.approx((wrong + 3) / 12)

@@ -69,6 +69,11 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
         describe_data(run, options, pair, sha256)
 
     if not compared:
+        if pair.target.labels.is_floating_point():
+            raise UsageError(
+                "the labels are numbers: type soseleto scan, which judges and models them, or train a network with "
+                "soseleto.fit(..., loss=soseleto.squared_error)."
+            )
         _train(options, Training(options, pair, reducer), echo, describes_first(options.out, describe))
     if reducer.rank != 0:
         return
@@ -150,10 +155,6 @@ class Training:
     pair: Pair
     reducer: Reducer
 
-    def __post_init__(self) -> None:
-        if self.pair.target.labels.is_floating_point():
-            raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one input, as the model gets it."""
@@ -178,7 +179,10 @@ class Training:
 
     @cached_property
     def classes(self) -> int:
+        """1 for labels that are numbers."""
         target = self.pair.target
+        if target.labels.is_floating_point():
+            return 1
         return len(target.classes or ()) or int(target.labels.max()) + 1
 
     def make(self) -> nn.Module:

@@ -36,7 +36,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
         judge(
             pair.source,
             pair.target,
-            _boosting(options.seed) if learner == "boosting" else None,
+            _boosting(options.seed, numbers=training.classes == 1) if learner == "boosting" else None,
             training.make(),
             labels_before=options.labels_before_of(pair),
             inputs=Inputs(standardize=training.standardize),
@@ -66,7 +66,7 @@ def _precision(options: FitOptions) -> Mapping[str, Any]:
     return {} if options.suspect_precision is None else {"precision": options.suspect_precision}
 
 
-def _boosting(seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
+def _boosting(seed: int, *, numbers: bool) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    return HistGradientBoostingClassifier(random_state=seed)
+    return (HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier)(random_state=seed)

@@ -30,8 +30,9 @@ from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
 from soseleto.suspects.probes import checked_before
+from soseleto.suspects.residuals import Residuals, cross_fit_values
 from soseleto.suspects.suspects import Evidence
-from soseleto.task.losses import cross_entropy
+from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, seeded
 from soseleto.training.history import Records, weight_record
 from soseleto.training.loop import facts_of, write_result
@@ -63,8 +64,9 @@ def scan(
     """Judge the labels of a large, doubtful source by a small, trusted target, without training a network.
 
     Args:
-        source, target: as in ``fit``, with the labels of a classification.
-        learner: any scikit-learn classifier that takes sample weights; a logistic regression by default.
+        source, target: as in ``fit``, with classes or numbers as labels.
+        learner: any scikit-learn classifier, or for numbers regressor, that takes sample weights; by default a logistic
+            or a ridge regression.
         model: a network that ends in a linear layer, such as a pretrained one: its last inputs are the features. It is
             left as it is. By default the inputs themselves are the features.
         precision: the share of the suspects that should really be mislabelled.
@@ -74,7 +76,8 @@ def scan(
         out: the run folder to write.
         notes: further entries for its ``config.json``.
 
-    Returns the same object as ``fit``: weights are the probabilities that labels are right.
+    Returns the same object as ``fit``. Weights are the probabilities that labels are right, of numbers the weights in
+    the regression.
 
     Example:
         >>> x, y = torch.randn(200, 3), torch.randint(2, (200,))
@@ -144,9 +147,10 @@ def first_answer(
 ) -> First:
     """As ``scan``, with what ``compare`` needs further."""
     data, where = Data.read(source, target, "noisy"), choose_device(device)
+    loss = squared_error if data.target.sample_labels().is_floating_point() else cross_entropy
     options = Options(
         mode="noisy",
-        loss=as_losses(cross_entropy, "noisy"),
+        loss=as_losses(loss, "noisy"),
         inputs=inputs,
         heads=Heads(),
         probes=Probes(share=0.0, precision=precision, labels_before=labels_before),
@@ -180,10 +184,10 @@ def _beliefs(
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
     """A copy of the model, checked against the data; without a model one linear layer on the inputs."""
     for side, examples in (("source", data.source), ("target", data.target)):
-        if class_count(examples) is None:
-            raise UsageError(f"the {side} labels are not class indices, and scan judges classes: use soseleto.fit.")
+        if examples.sample_labels().ndim != 1:
+            raise UsageError(f"the {side} labels are not one class or number each: use soseleto.fit.")
     if model is None:
-        classes = max(class_count(examples) or 0 for examples in (data.source, data.target))
+        classes = max(class_count(examples) or 1 for examples in (data.source, data.target))
         first, _ = data.source.take(torch.tensor([0]))
         if not isinstance(first, Tensor):
             raise UsageError("the inputs are a structure of tensors: give scan a model that makes features of them.")
@@ -203,9 +207,9 @@ def _answered(
         **options.describe(),
         "mode": "noisy",
         "method": "scan",
-        "settings": {"learner": "logistic regression" if learner is None else repr(learner), "rounds": ROUNDS},
-        "task": "classification",
-        "n_classes": network.outputs,
+        "settings": {"learner": "default" if learner is None else repr(learner)},
+        "task": network.kind,
+        "n_classes": network.outputs or 1,
         "device": str(device),
         **({} if data.columns is None else {"columns": list(data.columns)}),
         **facts_of(data, data.source, network),
@@ -216,20 +220,22 @@ def _answered(
         records.folder.write_config(config)
         records.folder.cut_metrics(0)
     records.begin({"epochs": 1, "n_source": len(data.source), "n_target": len(data.target)}, resumed=False)
-    of_source, of_target = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
-    if not enough_trusted(of_target):
+    labels = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
+    if network.kind == "classification" and not enough_trusted(labels[1]):
         raise UsageError("the target needs two examples each of at least two classes: give more of them.")
     features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
-    labels, before = (of_source, of_target), options.probes.labels_before
-    before = data.labels_before if before is None else before
-    assert network.outputs is not None
-    if before is not None:
-        before = checked_before(before, data.target.labels.cpu(), network.outputs).numpy()
-    found = _beliefs(features, labels, network, learner, options.seed, before)
+    missing: tuple[int, ...] = ()
+    found: Beliefs | Residuals
+    if network.kind == "regression":
+        found = cross_fit_values(features[0], labels[0], features[1], labels[1], learner=learner, seed=options.seed)
+        evidence = Evidence.of_values(found, found.predicted)
+    else:
+        missing = data.classes_without_target()
+        found = _beliefs(features, labels, network, learner, options.seed, _labels_before(data, network, options))
+        evidence = Evidence.of(found, missing)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
-    missing = data.classes_without_target()
-    model = with_solution(network.model, found.model, network.outputs)
+    model = with_solution(network.model, found.model, network.outputs or 1)
     result = Result(
         model=model,
         source=data.source,
@@ -238,11 +244,12 @@ def _answered(
         prepare=network.prepare,
         device=device,
         learned=learned,
-        loss=cross_entropy,
+        loss=options.loss[1],
+        task=network.kind,
         classes=data.target.classes,
         out=None if records.folder is None else records.folder.path,
         config=config,
-        evidence=Evidence.of(found, missing),
+        evidence=evidence,
         missing=missing,
         suspect_precision=options.probes.precision,
     )
@@ -251,15 +258,26 @@ def _answered(
         write_result(folder, result, network.model.state_dict())
         if isinstance(model, Learned):
             folder.write_learner(to_bytes(found.model))
-        folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(compared(found))})
+        if isinstance(found, Beliefs):
+            folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(compared(found))})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
     return First(result, network, features, labels, learner, options.seed)
 
 
-def _weights(found: Beliefs) -> Weights:
+def _labels_before(data: Data, network: Network, options: Options) -> Array | None:
+    given = options.probes.labels_before
+    before = data.labels_before if given is None else given
+    if before is None:
+        return None
+    assert network.outputs is not None
+    return checked_before(before, data.target.labels.cpu(), network.outputs).numpy()
+
+
+def _weights(found: Beliefs | Residuals) -> Weights:
+    weights = found.weights if isinstance(found, Residuals) else found.belief
     learned = Weights(len(found.labels))
-    state = {"weights": found.belief, "scores": found.right, "visits": np.full(len(found.labels), 1 + ROUNDS)}
+    state = {"weights": weights, "scores": found.right, "visits": np.full(len(found.labels), 1 + ROUNDS)}
     like = learned.state()
     learned.load_state({name: torch.from_numpy(np.asarray(of)).to(like[name].dtype) for name, of in state.items()})
     return learned
@@ -310,20 +328,22 @@ def with_solution(network: nn.Module, learner: Any, classes: int) -> nn.Module:
 
 
 def linear_solution(learner: Any, classes: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Weight (classes, d) and bias of a logistic regression, perhaps behind a StandardScaler; None of another."""
-    from sklearn.linear_model import LogisticRegression
+    """Weight (classes, d) and bias of a linear model, perhaps behind a StandardScaler; None of another learner."""
+    from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import StandardScaler
 
-    steps = [step for _, step in learner.steps] if isinstance(learner, Pipeline) else [learner]
-    if not isinstance(steps[-1], LogisticRegression) or any(type(step) is not StandardScaler for step in steps[:-1]):
+    *scalers, last = [step for _, step in learner.steps] if isinstance(learner, Pipeline) else [learner]
+    if type(last) not in (LogisticRegression, RidgeCV) or any(type(step) is not StandardScaler for step in scalers):
         return None
-    slope, constant = steps[-1].coef_.astype(float), steps[-1].intercept_.astype(float)
-    if len(slope) == 1:  # of two classes: log p₁ − log p₀
+    slope, constant = np.atleast_2d(last.coef_).astype(float), np.atleast_1d(last.intercept_).astype(float)
+    if isinstance(last, LogisticRegression) and len(slope) == 1:  # of two classes: log p₁ − log p₀
         slope, constant = np.concatenate([-slope, slope]) / 2, np.concatenate([-constant, constant]) / 2
-    for scaler in reversed(steps[:-1]):
+    for scaler in reversed(scalers):
         slope = slope / scaler.scale_
         constant = constant - slope @ scaler.mean_
+    if isinstance(last, RidgeCV):
+        return slope, constant
     weight, bias = np.zeros((classes, slope.shape[1])), np.full(classes, LEAST)
-    weight[steps[-1].classes_], bias[steps[-1].classes_] = slope, constant
+    weight[last.classes_], bias[last.classes_] = slope, constant
     return weight, bias

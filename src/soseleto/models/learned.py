@@ -53,7 +53,8 @@ def probabilities_of(learner: Any, features: np.ndarray, classes: int) -> np.nda
 
 
 class Learned(nn.Module):
-    """``network`` up to its last linear layer, and there ``learner``: returns log probabilities (B, classes)."""
+    """``network`` up to its last linear layer, and there ``learner``: returns log probabilities (B, classes), or of a
+    regressor values (B, 1)."""
 
     def __init__(self, network: nn.Module, learner: Any, classes: int) -> None:
         super().__init__()
@@ -63,8 +64,11 @@ class Learned(nn.Module):
         with last_inputs(self.network) as seen:
             outputs = self.network(*inputs, **named)
         place = outputs if isinstance(outputs, Tensor) else seen[0]
-        found = probabilities_of(self.learner, torch.cat(seen).cpu().numpy(), self.classes)
-        return torch.from_numpy(found).clamp_min(TINY).log().float().to(place.device)
+        features = torch.cat(seen).cpu().numpy()
+        if not hasattr(self.learner, "predict_proba"):
+            return torch.from_numpy(self.learner.predict(features)).float()[:, None].to(place.device)
+        probabilities = torch.from_numpy(probabilities_of(self.learner, features, self.classes))
+        return probabilities.clamp_min(TINY).log().float().to(place.device)
 
 
 def to_bytes(learner: Any) -> bytes:

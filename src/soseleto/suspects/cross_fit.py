@@ -46,17 +46,17 @@ class Judgement:
     right: (n,) the score that ranks: the lower, the more probably the label is wrong
     of_trusted: (m,) the same of trusted examples
     belief: (n,) the probability that the label is right; None where the score is no probability
-    probabilities: (n, classes) and, of trusted examples, (m, classes)
+    probabilities: (n, classes) and, of trusted examples, (m, classes); None where labels are numbers
     of_wrong, checked: where the labels from before a check of trusted examples are known, the score of the wrong ones
         among them, and how many are known and how many of them were wrong
     """
 
     right: Array
     of_trusted: Array
-    probabilities: Array
-    trusted_probabilities: Array
     labels: Array
     trusted_labels: Array
+    probabilities: Array | None = None
+    trusted_probabilities: Array | None = None
     belief: Array | None = None
     of_wrong: Array | None = None
     checked: tuple[int, int] | None = None

@@ -10,7 +10,7 @@ NumPy and SciPy in double precision; all functions are pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ def _share_by_score(of_source: Array, of_right: Array, weight: Array) -> Estimat
     """
     order = np.argsort(of_right)
     below = np.cumsum(weight[order])
-    best = Estimate(0.0, 0.0, 1.0)
+    found: list[tuple[float, float, float]] = []
     for quantile in QUANTILES:
         at = min(int(np.searchsorted(below, quantile)), len(order) - 1)
         above = max(1 - float(below[at]), 1e-9)
@@ -127,9 +127,9 @@ def _share_by_score(of_source: Array, of_right: Array, weight: Array) -> Estimat
         errors = there * (1 - there) / len(of_source), ratio**2 * above * max(1 - above, 0.01) / len(of_right)
         error = float(np.sqrt(sum(errors))) / above
         low, high = (1 - ratio + sign * (ERRORS + CHOSEN) * error for sign in (-1, 1))
-        if low >= best.low:
-            best = Estimate(*np.clip([1 - ratio, low, high], 0.0, 1.0).tolist())
-    return replace(best, high=max(best.high, min(max(high, 0.0), 1.0)))
+        found.append((low, 1 - ratio, high))
+    low, value, high = max(found)
+    return Estimate(*np.clip([value, low, max(high, found[-1][2])], 0.0, 1.0).tolist())
 
 
 def _counted_share(of: int, wrong: int) -> Estimate:
@@ -141,6 +141,8 @@ def _counted_share(of: int, wrong: int) -> Estimate:
 
 def _like_the_source(found: Judgement) -> Array:
     """(m,) weights of the trusted examples, summing to one, by which every class is as frequent as in the source."""
+    if found.probabilities is None:
+        return np.full(len(found.trusted_labels), 1 / len(found.trusted_labels))
     classes = found.probabilities.shape[1]
     of_source = np.bincount(found.labels, minlength=classes) / len(found.labels)
     of_trusted = np.bincount(found.trusted_labels, minlength=classes)
@@ -157,6 +159,8 @@ def _wrong_share(found: Judgement, weight: Array) -> Estimate:
         return _counted_share(*found.checked)
     if found.belief is None:
         return _share_by_score(found.right, found.of_trusted, weight)
+    assert found.probabilities is not None
+    assert found.trusted_probabilities is not None
     n, m = len(found.labels), len(found.trusted_labels)
     error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
     spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))

@@ -96,21 +96,29 @@ class Evidence:
 
     judged: (n,) whether the target has an example of the label's class and of the class that the example looks like,
         without which nothing is known of it
+    predicted: (n,) the most probable label; suggested: (n,) the most probable of the target other than the given one
     """
 
     judgement: Judgement
     judged: Tensor
+    predicted: Tensor
+    suggested: Tensor
 
     @classmethod
     def of(cls, judgement: Judgement, missing: tuple[int, ...]) -> Evidence:
-        """missing: the source's classes without target examples."""
-        unknown = np.isin(judgement.labels, missing) | np.isin(judgement.probabilities.argmax(1), missing)
-        return cls(judgement, torch.from_numpy(~unknown))
+        """Of classes; missing: the source's classes without target examples."""
+        assert judgement.probabilities is not None
+        predicted, support = judgement.probabilities.argmax(1), judgement.probabilities.copy()
+        unknown = np.isin(judgement.labels, missing) | np.isin(predicted, missing)
+        support[:, np.setdiff1d(np.arange(support.shape[1]), judgement.trusted_labels)] = -2.0
+        support[np.arange(len(support)), judgement.labels] = -3.0
+        return cls(judgement, *map(torch.from_numpy, (~unknown, predicted, support.argmax(1))))
 
-    @property
-    def predicted(self) -> Tensor:
-        """(n,) the most probable label of every source example."""
-        return torch.from_numpy(self.judgement.probabilities.argmax(1))
+    @classmethod
+    def of_values(cls, judgement: Judgement, predicted: Array) -> Evidence:
+        """Of labels that are numbers."""
+        values = torch.from_numpy(predicted.astype(np.float32))
+        return cls(judgement, torch.ones(len(values), dtype=torch.bool), values, values)
 
     @property
     def basis(self) -> str:
@@ -124,8 +132,9 @@ class Evidence:
     @cached_property
     def _of_judged(self) -> Judgement:
         at, whole = self.judged.numpy(), self.judgement
-        parts = {name: getattr(whole, name)[at] for name in ("right", "probabilities", "labels")}
-        return replace(whole, **parts, belief=None if whole.belief is None else whole.belief[at])
+        parts = {name: getattr(whole, name) for name in ("right", "probabilities", "labels", "belief")}
+        kept: dict[str, Any] = {name: part if part is None else part[at] for name, part in parts.items()}
+        return replace(whole, **kept)
 
     @cached_property
     def _probability(self) -> Array:
@@ -139,14 +148,6 @@ class Evidence:
         probability = np.empty(len(counts))
         probability[judged.order] = 1.0 - smooth - 1e-9 * counts  # so that no two are equal
         return np.clip(probability, 0.0, 1.0)
-
-    @cached_property
-    def _suggested(self) -> Tensor:
-        """(n,) the most probable class of the target other than the label."""
-        support = self.judgement.probabilities.copy()
-        support[:, np.setdiff1d(np.arange(support.shape[1]), self.judgement.trusted_labels)] = -2.0
-        support[np.arange(len(support)), self.judgement.labels] = -3.0
-        return torch.from_numpy(support.argmax(1))
 
     def expected_hits(self, precision: float) -> float:
         """How many wrong labels the suspects of this precision are expected to have."""
@@ -179,7 +180,7 @@ class Evidence:
         recall = [min(of / all_wrong, 1.0) for of, all_wrong in zip(hits, shares, strict=True)]
         return Suspects(
             probability=probability,
-            suggested=self._suggested,
+            suggested=self.suggested,
             threshold=float(self._probability[judged.order[count - 1]]) if count else 1.0,
             is_suspect=is_suspect,
             precision=Estimate(value, low, high),

@@ -1,0 +1,84 @@
+"""Cross-fitted residuals: what cross_fit.py is for classes, for labels that are real numbers.
+
+In every fold a regression on the trusted examples of the others judges the source. With its residual r and the median
+size s of held-out trusted residuals, a label counts 1/(1 + (r/3s)²), the weight of a Cauchy distribution. A second
+regression, on the labels of the other folds so weighted and the trusted examples, judges the fold: the smaller its
+residual, the more probably a label is right. Trusted examples are judged in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soseleto.errors import need
+from soseleto.suspects.cross_fit import FOLDS, TRUSTED_WEIGHT, Array, Judgement, fitted, fold_of
+
+FAR = 3.0  # times the median residual
+ALPHAS = 10.0 ** np.arange(-2, 6)  # penalties of the ridge regression, chosen by cross-validation
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Residuals(Judgement):
+    """weights: (n,) of the labels in the final model; predicted: (n,) by regressions that have not seen the label."""
+
+    weights: Array
+    predicted: Array
+    model: Any
+
+
+def cross_fit_values(
+    features: Array,
+    values: Array,
+    trusted_features: Array,
+    trusted_values: Array,
+    *,
+    learner: Any = None,
+    seed: int = 0,
+) -> Residuals:
+    """Residuals of source and trusted values, by any scikit-learn regressor that takes sample weights."""
+    learner = ridge() if learner is None else learner
+    draw = np.random.default_rng(seed)
+    folds, of_trusted = (fold_of(np.zeros(len(side), dtype=int), draw) for side in (values, trusted_values))
+    predicted, known = np.zeros(len(values)), np.zeros(len(trusted_values))
+
+    def trained(rows: Array, others: Array, weights: Array) -> Any:
+        x = np.concatenate([features[rows], trusted_features[others]])
+        y = np.concatenate([values[rows], trusted_values[others]])
+        return fitted(learner, x, y, np.concatenate([weights, np.full(len(others), TRUSTED_WEIGHT)]))
+
+    nothing = np.zeros(0, dtype=int)
+    for fold in range(FOLDS):
+        rows, others, held_out = (np.flatnonzero(at) for at in (folds != fold, of_trusted != fold, of_trusted == fold))
+        first = trained(nothing, others, np.zeros(0))
+        size = np.median(np.abs(first.predict(trusted_features[held_out]) - trusted_values[held_out]))
+        weights = _weights(first.predict(features[rows]) - values[rows], size)
+        model = trained(rows, others, weights)
+        predicted[folds == fold] = model.predict(features[folds == fold])
+        known[held_out] = model.predict(trusted_features[held_out])
+    residual, of_right = np.abs(predicted - values), np.abs(known - trusted_values)
+    weights = _weights(residual, np.median(of_right))
+    return Residuals(
+        right=-residual,
+        of_trusted=-of_right,
+        labels=values,
+        trusted_labels=trusted_values,
+        weights=weights,
+        predicted=predicted,
+        model=trained(np.arange(len(values)), np.arange(len(trusted_values)), weights),
+    )
+
+
+def _weights(residual: Array, size: float) -> Array:
+    return np.asarray(1 / (1 + (residual / max(FAR * size, 1e-12)) ** 2))
+
+
+def ridge() -> Any:
+    need("sklearn", to="soseleto scan")
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeCV(ALPHAS))
