@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import Interrupted, UsageError, counted, did_you_mean
+from soseleto.errors import UsageError, counted, did_you_mean
 
 app = typer.Typer(
     name="soseleto",
@@ -52,24 +52,17 @@ def demo(
     """The paper's synthetic experiment: no data needed, done in seconds.
 
     500 points in the plane, 100 of them with a flipped label; SOSELETO finds
-    most of those with the help of 50 clean points. An earlier demo in the
-    folder is replaced, any other run is not.
+    most of those with the help of 50 clean points.
     """
     import torch
 
     from soseleto.cli import demo as experiment
     from soseleto.report import write_report
-    from soseleto.run_folder.folder import RunFolder
     from soseleto.training.progress import LiveLine
 
     torch.set_num_threads(1)  # faster for a network this small
-    command = "soseleto demo"
-    RunFolder.clear(out, written_by=command)  # a demo can be run again
-    try:
-        with LiveLine() as progress:
-            result = experiment.run(out, seed=seed, progress=progress, written_by=command)
-    except Interrupted as stopped:  # a demo is not resumed
-        raise KeyboardInterrupt from stopped
+    with LiveLine() as progress:
+        result = experiment.run(out, seed=seed, progress=progress)
     page = write_report(out)
     for line in experiment.describe(experiment.summary(result, seed)):
         typer.echo(line)

@@ -62,16 +62,10 @@ def run(
     seed: int = 0,
     epochs: int | None = None,
     progress: Progress | None = None,
-    written_by: str | None = None,
 ) -> Result:
-    """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written.
-
-    written_by: the command that may replace the folder later, see ``RunFolder.clear``
-    """
+    """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written."""
     from soseleto.algorithm import Soseleto
-    from soseleto.run_folder.folder import WRITTEN_BY
     from soseleto.training.fit import fit
-    from soseleto.training.options import Checkpoints
 
     source, target, _ = make_data(seed)
     return fit(
@@ -87,7 +81,6 @@ def run(
         seed=seed,
         device="cpu",  # faster than any accelerator for points in the plane
         out=None if out is None else Path(out),
-        checkpoints=Checkpoints(notes={} if written_by is None else {WRITTEN_BY: written_by}),
         progress=progress or False,
     )
 
