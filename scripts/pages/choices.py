@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments import cifar10_deep
-from experiments.methods import DivideMix
+from experiments.methods.divide_mix import DivideMix
 from experiments.results import Spread
 from pages.common import ROOT, benchmark, load, table
 from soseleto.methods.strong import IMAGES_CUT, Strong
