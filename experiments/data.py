@@ -12,7 +12,6 @@ import os
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from urllib.error import URLError
 
@@ -31,35 +30,27 @@ HUMAN = "cifar-10n/CIFAR-10_human.pt"
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _CIFAR = ("cifar-10-binary.tar.gz", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
           "c32a1d4ab5d03f1284b67883e8d87530")  # fmt: skip
+_CIFAR_N = "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
 # Path below the root, address and MD5 sum, which is what the publishers give.
-FILES: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
-    {
-        "mnist": tuple(
-            (f"MNIST/raw/{name}.gz", f"{_MNIST}{name}.gz", md5)
-            for name, md5 in (
-                ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-                ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
-                ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
-                ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
-            )
-        ),
-        "cifar10": (_CIFAR,),
-        "cifar10n": (
-            _CIFAR,
-            (
-                HUMAN,
-                "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/CIFAR-10_human.pt",
-                "96644db5574813cae939af5f7f2a0aec",
-            ),
-        ),
-        "svhn": (
-            ("svhn/train_32x32.mat", f"{_SVHN}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            ("svhn/test_32x32.mat", f"{_SVHN}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-        ),
-    }
-)
+FILES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "mnist": tuple(
+        (f"MNIST/raw/{name}.gz", f"{_MNIST}{name}.gz", md5)
+        for name, md5 in (
+            ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
+            ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
+            ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
+        )
+    ),
+    "cifar10": (_CIFAR,),
+    "cifar10n": (_CIFAR, (HUMAN, f"{_CIFAR_N}CIFAR-10_human.pt", "96644db5574813cae939af5f7f2a0aec")),
+    "svhn": (
+        ("svhn/train_32x32.mat", f"{_SVHN}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        ("svhn/test_32x32.mat", f"{_SVHN}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    ),
+}
 Root = str | Path | None
 
 

@@ -68,7 +68,8 @@ class Luo:
         )
 
     def step(self, state: LuoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        task, model = state.task, state.parts
+        task = state.task
+        model: Any = task.model
         more = _as_model_takes(state.next_unlabelled(self.batch_size, self.augment), task)
         seen = self._activations(task, torch.cat([source.inputs, target.inputs, more]))
         features, (n, t) = seen[-1], (len(source), len(target))
@@ -126,10 +127,6 @@ class LuoState(State):
     unlabelled: Tensor
     order: Tensor
     begun: Tensor
-
-    @property
-    def parts(self) -> Any:
-        return self.task.model
 
     def next_unlabelled(self, size: int, augment: Augment | None) -> Tensor:
         """The next inputs of an endless pass over the unlabelled examples."""

@@ -14,9 +14,9 @@ from torch.func import functional_call
 
 from experiments.methods import METHODS, Luo, MetaWeightNet, Reweight, Sukhbaatar, Xiao
 from experiments.methods.early_stopping import EarlyStopping
+from experiments.methods.label_noise import from_confusions
 from experiments.methods.luo import prototype_entropy
 from experiments.methods.matching import Attention, episode
-from experiments.methods.noise_matrix import from_confusions
 from experiments.methods.sukhbaatar import noisy_losses
 from experiments.methods.xiao import likelihoods
 from small_tasks import CLASSES, N, batch, net, noisy_task, transfer_task
