@@ -37,7 +37,7 @@ from experiments.experiment import (
     train,
     truth_of,
 )
-from experiments.results import Row, Spread, signal_rows, table
+from experiments.results import Row, Spread, table
 from experiments.settings import make_method
 from experiments.table1 import split
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
@@ -279,13 +279,12 @@ def mlc_table(rows: Sequence[Row]) -> str:
 def rejected_table(rows: Sequence[Row]) -> str:
     """The recipe's labels that are believed by less than a half, as a detection of wrong labels, in percent."""
     found = [
-        {**row, "method": f"{of}{title}, {row['epochs']} epochs, by {by}", "setting": {"number": name}, "value": value}
+        {**row, "method": f"{of}{title}, {row['epochs']} epochs", "setting": {"number": name}, "value": value}
         for mlc, of, columns in ((True, "MLC's ", MLC_COLUMNS), (False, "", COLUMNS))
         for title, noise in columns.items()
         for row in _usual(rows, mlc=mlc)
-        if row["method"] in ONCE and row["setting"]["noise"] == noise
-        for by in row.get("rejected", {})
-        for name, value in _of_rejected(row, by).items()
+        if row["method"] in ONCE and row["setting"]["noise"] == noise and "rejected" in row
+        for name, value in _of_rejected(row, "weight").items()
     ]
     titles = {row["method"]: row["method"] for row in found}
     settings = {row["setting"]["number"]: row["setting"] for row in found}
@@ -301,14 +300,6 @@ def _of_rejected(row: Row, signal: str) -> dict[str, float]:
         "F1": 2 * precision * recall / (precision + recall),
         "missed": 100 * (1 - row["detection"][signal]["precision"]),
     }
-
-
-def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels, by the weights of every line that has them."""
-    found = [
-        {**row, "method": row["config"]["method"]} for row in signal_rows(_usual(rows)) if row["method"] == "weight"
-    ]
-    return _table(found, TITLES)
 
 
 def trusted_table(rows: Sequence[Row]) -> str:
@@ -350,6 +341,5 @@ TABLES = {
     "accuracy": accuracy_table,
     "mlc": mlc_table,
     "rejected": rejected_table,
-    "auroc": auroc_table,
     "trusted": trusted_table,
 }

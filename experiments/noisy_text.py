@@ -307,8 +307,6 @@ SIGNALS = (
     ("mixed", "margin", "noisy and trusted mixed, running margin"),
     ("cleanlab", "cleanlab_self_confidence", "cleanlab, self-confidence"),
     ("logistic_right", "right labels", "oracle: logistic regression, right labels of four other fifths"),
-    ("soseleto", "weight", "SOSELETO, weight"),
-    ("soseleto", "score", "SOSELETO, score"),
     ("soseleto_usual", "weight", "SOSELETO, default for many wrong labels, weight"),
     ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
     ("soseleto_usual", "margin", "… running margin"),

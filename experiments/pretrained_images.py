@@ -195,7 +195,7 @@ SIGNALS = {
     "cleanlab_self_confidence": "self-confidence",
     "cleanlab_margin": "normalised margin",
 }
-OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:4]}}
+OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:2]}}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 TITLES = {name: title for name, (title, _) in LINES.items()}
 TITLES_OF_FEW = {**TITLES, "soseleto_usual": "**SOSELETO, settings for many wrong labels**"}

@@ -246,7 +246,7 @@ def test_rejected_labels_have_precision_recall_and_f1() -> None:
     usual = {**row, **numbers, "config": {**row["config"], "n_trusted": 1000}}
     assert cifar10_deep.mlc_table([usual]).splitlines()[-2] == "| published: ProMix | 97.3 |"
     shown = cifar10_deep.rejected_table([usual])
-    assert shown.splitlines()[-1] == "| MLC's 50 %, 1 epochs, by weight | 90.0 | 60.0 | 72.0 | 20.0 |"
+    assert shown.splitlines()[-1] == "| MLC's 50 %, 1 epochs | 90.0 | 60.0 | 72.0 | 20.0 |"
 
 
 def test_sources_of_table2() -> None:
