@@ -62,23 +62,18 @@ def _engine_table(reports: Sequence[EngineReport]) -> Table:
 
 def _problem(name: str, size: int, shape: str | None) -> tuple[nn.Module, Any, Any]:
     """A model, its per-example loss and a batch: the user's, or generated."""
-    if is_file(name) and not _makes_models(name):
-        function = load_function(name)
+    function = load_function(name) if is_file(name) else None
+    if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
         with running(name):
-            made = function(size)
-        if not isinstance(made, tuple) or len(made) != 3:
-            raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(made).__name__}.")
-        return made
+            problem = function(size)
+        if not isinstance(problem, tuple) or len(problem) != 3:
+            raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(problem).__name__}.")
+        return problem
     sizes = _shape(name, shape)
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(size, *sizes, generator=draw)
     labels = torch.randint(_CLASSES, (size,), generator=draw)
     return make_model(name, "noisy", classes=_CLASSES, shape=sizes, seed=0), _labelled_loss, (inputs, labels)
-
-
-def _makes_models(name: str) -> bool:
-    """Whether a user's function is one for ``fit``, of the number of classes and the shape of an input."""
-    return {"classes", "shape"} & inspect.signature(load_function(name)).parameters.keys() != set()
 
 
 def _shape(name: str, stated: str | None) -> tuple[int, ...]:

@@ -263,7 +263,7 @@ def report(
 @app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
-    format: Annotated[str, typer.Option(metavar="csv|parquet|json|label-studio", help="Format of the output.")] = "csv",
+    format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="Format of the output.")] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
@@ -275,9 +275,6 @@ def rank(
     --worst orders by the probability of a wrong label where there is one.
     --suspects also prints their precision, and what it rests on, to standard
     error.
-
-    --format label-studio writes a file that Label Studio imports, with the
-    label and the suggested one.
     """
     from soseleto.report.export import describe_list, export_ranking
 

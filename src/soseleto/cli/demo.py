@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from soseleto.data import Examples, generator, seed_for, symmetric
 from soseleto.models.architectures import mlp
@@ -92,17 +92,13 @@ def summary(result: Result, seed: int) -> dict[str, float]:
     """
     source, _, test = make_data(seed)
     weight, wrong = result.weights, source.labels != source.truth
-    missed = wrong & (weight >= THRESHOLD)
+    missed = source.inputs[wrong & (weight >= THRESHOLD), 0].abs().tolist()
     return {
         "clean_above": float((weight[~wrong] >= THRESHOLD).float().mean()),
         "flipped_below": float((weight[wrong] < THRESHOLD).float().mean()),
-        "missed_distance": _median(source.inputs[missed, 0].abs()),
+        "missed_distance": statistics.median(missed) if missed else 0.0,
         "accuracy": result.evaluate(test)["accuracy"],
     }
-
-
-def _median(values: Tensor) -> float:
-    return statistics.median(values.tolist()) if len(values) else 0.0
 
 
 def describe(shares: dict[str, float]) -> list[str]:
