@@ -337,9 +337,4 @@ def _shown(cell: Spread) -> str:
     return f"{cell} ({cell.n})" if cell.n > 1 else str(cell)
 
 
-TABLES = {
-    "accuracy": accuracy_table,
-    "mlc": mlc_table,
-    "rejected": rejected_table,
-    "trusted": trusted_table,
-}
+TABLES = {"accuracy": accuracy_table, "mlc": mlc_table, "rejected": rejected_table, "trusted": trusted_table}

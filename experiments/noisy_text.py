@@ -314,10 +314,7 @@ SIGNALS = (
     ("soseleto_usual_probes", "probability", "**SOSELETO, default for many wrong labels, calibrated probability**"),
     ("strong_probes", "probability", "**strong recipe, calibrated probability**"),
 )
-PROBES = {
-    "soseleto_usual_probes": "SOSELETO, default for many wrong labels",
-    "strong_probes": "strong recipe",
-}
+PROBES = {"soseleto_usual_probes": "SOSELETO, default for many wrong labels", "strong_probes": "strong recipe"}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 
 

@@ -50,9 +50,7 @@ class Sukhbaatar:
     def init(self, task: Task) -> SukhbaatarState:
         require_noisy(task, self.name)
         return SukhbaatarState.start(
-            task,
-            weights=Weights(task.n_source, device=task.device),
-            first_phase=round(self.pretrain * task.steps),
+            task, weights=Weights(task.n_source, device=task.device), first_phase=round(self.pretrain * task.steps)
         )
 
     def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:

@@ -321,8 +321,7 @@ def export(
     run: RunArgument,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file to write.")] = None,
     pretrained: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel."),
+        Path | None, typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel.")
     ] = None,
     model: Model = None,
     force: Force = False,
@@ -353,8 +352,7 @@ def export(
 def review(
     run: RunArgument,
     export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit."),
+        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit.")
     ] = None,
     suspects: Annotated[
         str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects without a decision.")
@@ -396,8 +394,7 @@ def review(
 def audit(
     run: RunArgument,
     checks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]"),
+        int | None, typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]")
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Port = 0,
@@ -431,8 +428,7 @@ def check_gradients(
     ] = "quick",
     batch: Annotated[int, typer.Option(metavar="N", help="Examples in the batch.")] = 32,
     shape: Annotated[
-        str | None,
-        typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False),
+        str | None, typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False)
     ] = None,
     engine: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")

@@ -53,12 +53,7 @@ class Chart:
     """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
 
     def __init__(
-        self,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        x_label: str,
-        y_label: str,
-        height: float = 250,
+        self, x: tuple[float, float], y: tuple[float, float], x_label: str, y_label: str, height: float = 250
     ) -> None:
         self.width, self.height = 420.0, height
         self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))

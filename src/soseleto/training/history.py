@@ -27,10 +27,7 @@ class Records:
     """Sums the steps' numbers on the device and reads them once at the end of an epoch."""
 
     def __init__(
-        self,
-        folder: RunFolder | None,
-        functions: Sequence[Progress] = (),
-        loggers: Sequence[Logger] = (),
+        self, folder: RunFolder | None, functions: Sequence[Progress] = (), loggers: Sequence[Logger] = ()
     ) -> None:
         self.folder = folder
         self._functions, self._loggers = functions, loggers
