@@ -17,6 +17,7 @@ from torch import nn
 
 from soseleto.data import Examples, generator, seed_for, symmetric
 from soseleto.models.architectures import mlp
+from soseleto.run_folder.ranking import LOW_WEIGHT
 
 if TYPE_CHECKING:
     from soseleto.training.options import Progress
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
-THRESHOLD = 0.1
 EPOCHS, BATCH_SIZE, LR = 100, 16, 0.2
 WEIGHT_STEP = 0.2  # 0.1 and 0.2 were compared on seeds that are not reported
 
@@ -92,10 +92,11 @@ def summary(result: Result, seed: int) -> dict[str, float]:
     """
     source, _, test = make_data(seed)
     weight, wrong = result.weights, source.labels != source.truth
-    missed = source.inputs[wrong & (weight >= THRESHOLD), 0].abs().tolist()
+    low = weight < float(LOW_WEIGHT)
+    missed = source.inputs[wrong & ~low, 0].abs().tolist()
     return {
-        "clean_above": float((weight[~wrong] >= THRESHOLD).float().mean()),
-        "flipped_below": float((weight[wrong] < THRESHOLD).float().mean()),
+        "clean_above": float((~low[~wrong]).float().mean()),
+        "flipped_below": float(low[wrong].float().mean()),
         "missed_distance": statistics.median(missed) if missed else 0.0,
         "accuracy": result.evaluate(test)["accuracy"],
     }
@@ -103,8 +104,8 @@ def summary(result: Result, seed: int) -> dict[str, float]:
 
 def describe(shares: dict[str, float]) -> list[str]:
     return [
-        f"clean points with a weight of {THRESHOLD} or more   {shares['clean_above']:7.1%}",
-        f"flipped points with a weight below {THRESHOLD}      {shares['flipped_below']:7.1%}",
+        f"clean points with a weight of {LOW_WEIGHT:g} or more   {shares['clean_above']:7.1%}",
+        f"flipped points with a weight below {LOW_WEIGHT:g}      {shares['flipped_below']:7.1%}",
         f"distance of the missed from the separator  {shares['missed_distance']:7.3f}",
         f"test accuracy                              {shares['accuracy']:6.1f}%",
     ]
