@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from common import arguments, show, write
-from experiments.methods import DivideMix, FixMatch, ProMix
+from experiments.settings import DivideMix, FixMatch, ProMix
 from soseleto import Compute, fit
 from soseleto.data import Augment, StrongAugment, Views
 from soseleto.methods import Mixed, Ordinary, Strong

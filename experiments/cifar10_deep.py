@@ -10,6 +10,7 @@ with their true labels are put aside and evaluated instead.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ from experiments.experiment import (
     train,
     truth_of,
 )
-from experiments.results import Row, Spread, signal_rows, table
+from experiments.results import Row, Spread, table
 from experiments.settings import make_method
 from experiments.table1 import split
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
@@ -249,33 +250,18 @@ COLUMNS: Mapping[str, float | str] = {
     "CIFAR-10N worst": "worse_label",
 }
 MLC_COLUMNS = {"20 %": 0.2, "50 %": 0.5, "80 %": 0.8, "90 %": 0.9, "40 % asymmetric": "asymmetric"}
-Published = Mapping[str, Mapping[float | str, str]]
+Published = Mapping[str, tuple[str, ...]]  # by column
 # As published: no trusted images, 300 to 600 epochs, two networks; several are quoted in the tables of ProMix's paper.
 PUBLISHED: Published = {
-    "published: DivideMix": {
-        0.2: "96.1",
-        0.4: "94.0-94.9",
-        0.8: "93.2",
-        "asymmetric": "93.4",
-        "aggre_label": "95.0",
-        "random_label1": "95.2",
-        "worse_label": "92.6",
-    },
-    "published: SOP+": {0.2: "96.3", 0.8: "94.0", "asymmetric": "93.8", "worse_label": "93.2"},
-    "published: ProMix": {
-        0.2: "97.6-97.7",
-        0.8: "91.7-95.5",
-        "asymmetric": "96.0-96.6",
-        "aggre_label": "97.4-97.7",
-        "random_label1": "97.4",
-        "worse_label": "96.2-96.3",
-    },
+    "published: DivideMix": ("96.1", "94.0-94.9", "93.2", "93.4", "95.0", "95.2", "92.6"),
+    "published: SOP+": ("96.3", "", "94.0", "93.8", "", "", "93.2"),
+    "published: ProMix": ("97.6-97.7", "", "91.7-95.5", "96.0-96.6", "97.4-97.7", "97.4", "96.2-96.3"),
 }
 # From EMLC's README with 1,000 trusted images, and ProMix's last epoch without, whose asymmetric noise is another.
 MLC_PUBLISHED: Published = {
-    "published: MLC": {0.2: "92.6", 0.5: "88.1", 0.8: "77.4", 0.9: "67.9"},
-    "published: EMLC": {0.2: "93.6", 0.5: "92.2", 0.8: "91.0", 0.9: "90.1", "asymmetric": "92.7"},
-    "published: ProMix": {0.2: "97.6", 0.5: "97.3", 0.8: "95.1", 0.9: "91.1"},
+    "published: MLC": ("92.6", "88.1", "77.4", "67.9", ""),
+    "published: EMLC": ("93.6", "92.2", "91.0", "90.1", "92.7"),
+    "published: ProMix": ("97.6", "97.3", "95.1", "91.1", ""),
 }
 TITLES = {name: title for name, (title, _) in LINES.items()}
 
@@ -293,13 +279,12 @@ def mlc_table(rows: Sequence[Row]) -> str:
 def rejected_table(rows: Sequence[Row]) -> str:
     """The recipe's labels that are believed by less than a half, as a detection of wrong labels, in percent."""
     found = [
-        {**row, "method": f"{of}{title}, {row['epochs']} epochs, by {by}", "setting": {"number": name}, "value": value}
+        {**row, "method": f"{of}{title}, {row['epochs']} epochs", "setting": {"number": name}, "value": value}
         for mlc, of, columns in ((True, "MLC's ", MLC_COLUMNS), (False, "", COLUMNS))
         for title, noise in columns.items()
         for row in _usual(rows, mlc=mlc)
-        if row["method"] in ONCE and row["setting"]["noise"] == noise
-        for by in row.get("rejected", {})
-        for name, value in _of_rejected(row, by).items()
+        if row["method"] in ONCE and row["setting"]["noise"] == noise and "rejected" in row
+        for name, value in _of_rejected(row, "weight").items()
     ]
     titles = {row["method"]: row["method"] for row in found}
     settings = {row["setting"]["number"]: row["setting"] for row in found}
@@ -315,14 +300,6 @@ def _of_rejected(row: Row, signal: str) -> dict[str, float]:
         "F1": 2 * precision * recall / (precision + recall),
         "missed": 100 * (1 - row["detection"][signal]["precision"]),
     }
-
-
-def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels, by the weights of every line that has them."""
-    found = [
-        {**row, "method": row["config"]["method"]} for row in signal_rows(_usual(rows)) if row["method"] == "weight"
-    ]
-    return _table(found, TITLES)
 
 
 def trusted_table(rows: Sequence[Row]) -> str:
@@ -349,8 +326,8 @@ def _table(
     published: Published | None = None,
 ) -> str:
     """Published numbers on top."""
-    shown = [noise for noise in columns.values() if any(row["setting"]["noise"] == noise for row in rows)]
-    more = [[title, *(numbers.get(noise, "") for noise in shown)] for title, numbers in (published or {}).items()]
+    shown = [any(row["setting"]["noise"] == noise for row in rows) for noise in columns.values()]
+    more = [[title, *itertools.compress(numbers, shown)] for title, numbers in (published or {}).items()]
     settings = {title: {"noise": noise} for title, noise in columns.items()}
     return table(rows, methods=titles, settings=settings, show=_shown, more=more)
 
@@ -360,10 +337,4 @@ def _shown(cell: Spread) -> str:
     return f"{cell} ({cell.n})" if cell.n > 1 else str(cell)
 
 
-TABLES = {
-    "accuracy": accuracy_table,
-    "mlc": mlc_table,
-    "rejected": rejected_table,
-    "auroc": auroc_table,
-    "trusted": trusted_table,
-}
+TABLES = {"accuracy": accuracy_table, "mlc": mlc_table, "rejected": rejected_table, "trusted": trusted_table}

@@ -20,7 +20,6 @@ from torch import Tensor
 from experiments import measures
 from experiments.results import Row
 from soseleto.data import Examples, generator, seed_for
-from soseleto.errors import UsageError
 from soseleto.training.result import Result
 
 Array = np.ndarray
@@ -54,9 +53,7 @@ def cleaned(train: Train, source: Examples, truth: Tensor, by_fold: Tensor) -> t
 
 
 def fold_epochs(epochs: int, folds: int) -> int:
-    """Epochs of each fold's training, for a total of ``epochs`` passes over the whole source."""
-    if folds < 2:
-        raise UsageError(f"cross-validation needs at least 2 folds, got {folds}.")
+    """Epochs of each fold's training, for a total of ``epochs`` passes over the whole source; folds: at least 2."""
     return max(1, round(epochs / (folds - 1)))
 
 

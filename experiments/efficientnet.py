@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.data import data_root
+from experiments.encoding import model_folder
 from soseleto.errors import UsageError, need
 from soseleto.models.pretrained_images import HALF, ImageNetwork, Source
 
@@ -91,11 +91,10 @@ class EfficientNetLite0(nn.Module):
 
 def weights_file(model: str, root: str | Path | None = None) -> Path:
     """The weights in the folder ``model``, or in that of this name below ``ROOT/pretrained``."""
-    given = Path(model).expanduser()
-    folder = given if given.is_dir() else data_root(root) / "pretrained" / model
-    if not (folder / "model.safetensors").is_file():
-        raise UsageError(f"{folder} has no model.safetensors: name the folder of EfficientNet-lite0, --model FOLDER.")
-    return folder / "model.safetensors"
+    file = model_folder(model, root) / "model.safetensors"
+    if not file.is_file():
+        raise UsageError(f"there is no {file}: name the folder of EfficientNet-lite0, --set model=FOLDER.")
+    return file
 
 
 def pretrained_network(file: Path, *, classes: int, size: int, batch_norm: str) -> nn.Module:

@@ -307,8 +307,6 @@ SIGNALS = (
     ("mixed", "margin", "noisy and trusted mixed, running margin"),
     ("cleanlab", "cleanlab_self_confidence", "cleanlab, self-confidence"),
     ("logistic_right", "right labels", "oracle: logistic regression, right labels of four other fifths"),
-    ("soseleto", "weight", "SOSELETO, weight"),
-    ("soseleto", "score", "SOSELETO, score"),
     ("soseleto_usual", "weight", "SOSELETO, default for many wrong labels, weight"),
     ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
     ("soseleto_usual", "margin", "… running margin"),
@@ -316,10 +314,7 @@ SIGNALS = (
     ("soseleto_usual_probes", "probability", "**SOSELETO, default for many wrong labels, calibrated probability**"),
     ("strong_probes", "probability", "**strong recipe, calibrated probability**"),
 )
-PROBES = {
-    "soseleto_usual_probes": "SOSELETO, default for many wrong labels",
-    "strong_probes": "strong recipe",
-}
+PROBES = {"soseleto_usual_probes": "SOSELETO, default for many wrong labels", "strong_probes": "strong recipe"}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class Config(Run):
     """
 
     COLUMN = ("noise", "size", "n_trusted")
+    mlc: ClassVar[bool] = False  # the protocol of ``cifar10_deep.data``
 
     noise: str = NOISE
     n_trusted: int = 1000
@@ -110,8 +111,6 @@ LINES: Lines = {
     "cleanlab": line("cleanlab, trained on what it keeps", "mixed", folds=4),
     "meta_weight_net": line("Meta-Weight-Net", "meta_weight_net"),
     "soseleto": line("**SOSELETO**", "soseleto"),
-    "soseleto_shuffled": line("… weights shuffled", "shuffled_weights"),
-    "soseleto_probes": line("… with probes", "soseleto", probes="auto"),
     "soseleto_usual": line("**SOSELETO, what `fit` uses**", "soseleto", USUAL),
     "soseleto_usual_frozen": line(
         "… weights frozen at 0.7", "soseleto", {**USUAL, "weight_step": None, "initial_weight": 0.7}
@@ -196,7 +195,7 @@ SIGNALS = {
     "cleanlab_self_confidence": "self-confidence",
     "cleanlab_margin": "normalised margin",
 }
-OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:4]}}
+OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:2]}}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 TITLES = {name: title for name, (title, _) in LINES.items()}
 TITLES_OF_FEW = {**TITLES, "soseleto_usual": "**SOSELETO, settings for many wrong labels**"}

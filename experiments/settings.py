@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights
-from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
+from experiments.methods import METHODS
+from experiments.methods.divide_mix import DivideMix
+from experiments.methods.fixmatch import FixMatch
+from experiments.methods.promix import ProMix
+from experiments.methods.strong_pair import StrongPair
 from soseleto.algorithm import Soseleto
 from soseleto.defaults import LAST_LAYER
 from soseleto.methods import Strong

@@ -36,11 +36,12 @@ from experiments.experiment import (
     line,
     train,
 )
-from experiments.methods import EarlyStopping, correct_only, corrected
+from experiments.methods.early_stopping import EarlyStopping
 from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
 from soseleto.data import Augment, Examples, Preprocess, generator, symmetric
 from soseleto.data.batches import Batch
+from soseleto.data.examples import truth_known
 from soseleto.defaults import (
     DOUBTFUL,
     MANY,
@@ -62,13 +63,12 @@ NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions that suspects are requested at
 NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
 WRONG = {"worse_label": 0.40, "aggre_label": 0.09}  # the share that is wrong
-LABELS = {"noisy": lambda source: source, "corrected": corrected, "correct_only": correct_only}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
     """noise: the share of flipped labels, or a label set of CIFAR-10N
-    labels: "noisy", or for the oracles "corrected" or "correct_only"
+    labels: "noisy", or for the oracle "corrected"
     n_clean: clean images, of which n_heldout are held out of training; the remaining train split is the source
     size: side of the images, 32 or averaged down to 16
     precision: "bfloat16" runs the network under autocast; micro_batch_size: maximum examples per forward pass
@@ -147,9 +147,6 @@ LINES: Lines = {
     ),
     "soseleto": line("**SOSELETO**", "soseleto", SHARED),
     "soseleto_doubting": line("**SOSELETO, labels doubted**", "soseleto", DOUBTING),
-    "soseleto_doubting_frozen": line(
-        "SOSELETO, labels doubted, weights frozen at 0.7", "soseleto", {**DOUBTING, **FROZEN_LOW}
-    ),
     "soseleto_usual": line("**SOSELETO, what `fit` uses**", "soseleto", USUAL),
     "soseleto_usual_frozen": line(
         "SOSELETO, what `fit` uses, weights frozen at 0.7", "soseleto", {**USUAL, **FROZEN_LOW}
@@ -172,7 +169,6 @@ LINES: Lines = {
     "soseleto_accumulated": line("… in micro-batches of 96", "soseleto", SHARED, micro_batch_size=96, record=False),
     "soseleto_probes": line("… with probes", "soseleto", SHARED, probes="auto"),
     "cleanlab": line("cleanlab", "mixed", folds=4),
-    "oracle_subset": line("oracle: only the right labels", "ordinary", labels="correct_only"),
     "oracle": line("oracle: every label corrected", "ordinary", labels="corrected"),
 }
 SMALL: Mapping[str, Any] = {
@@ -220,7 +216,7 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
         source = replace(source, labels=symmetric(source.labels, config.noise, classes=10, seed=config.seed).labels)
     right = replace(train, labels=truth, truth=None)
     shrink = partial(_shrunk, size=config.size)
-    source = shrink(LABELS[config.labels](source))
+    source = shrink(corrected(source) if config.labels == "corrected" else source)
     return Sides(
         source=source,
         target=shrink(right.subset(target)),
@@ -235,6 +231,12 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
 def split(part: str, root: Root, human: str | None) -> Examples:
     """CIFAR-10, or with a human label set CIFAR-10N."""
     return load("cifar10", part, root) if human is None else load("cifar10n", part, root, label_set=human)
+
+
+def corrected(source: Examples) -> Examples:
+    """Every example with its true label, and with its own where that is not known."""
+    assert source.truth is not None
+    return replace(source, labels=torch.where(truth_known(source.truth), source.truth, source.labels))
 
 
 def _shrunk(examples: Examples, *, size: int) -> Examples:
@@ -345,9 +347,9 @@ def accuracy_table(rows: Sequence[Row]) -> str:
 
 
 def ingredients_table(rows: Sequence[Row]) -> str:
-    """SOSELETO's accuracy with one setting changed at a time."""
+    """SOSELETO's accuracy at 40 % noise with one setting changed at a time."""
     titles = {"soseleto": TITLES["soseleto"], **VARIANTS}
-    return _table([row for row in rows if row["method"] in titles], titles)
+    return _table([row for row in rows if row["method"] in titles and row["setting"]["noise"] == 0.4], titles)
 
 
 def at_every_noise(rows: Sequence[Row]) -> list[Row]:

@@ -19,7 +19,8 @@ from torch import nn
 from experiments.digits import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, accuracies, drawn, fields_of, line, rates, train
 from experiments.measures import compare
-from experiments.methods import Attention, Luo
+from experiments.methods.luo import Luo
+from experiments.methods.matching import Attention
 from experiments.pseudo_labels import Guesses, Rounds, fit_unlabelled
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import rows
 import soseleto
-from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
+from experiments.methods import METHODS
+from experiments.settings import DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples
 from soseleto.data.batches import Batch

@@ -103,14 +103,15 @@ def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
     """Every command that reads a run, and the files that it reads beside config.json and SHA256SUMS."""
     image = data / "images" / "target-0.png"
     exported = ("ranking.parquet", "source.json")
-    drawn = ("metrics.jsonl", "ranking.parquet", "pictures.parquet", "source.json", "comparison.json", "suspects.json")
+    drawn = ("metrics.jsonl", "ranking.parquet", "pictures.parquet", "source.json")
+    drawn += ("comparison.json", "suspects.json", "problems.json")
     reviewed = ("ranking.parquet", "pictures.parquet", "source.json", "suspects.json", "review.jsonl")
     return {
         "predict": (
             lambda run, new: command("predict", run, image),
             ("kept.safetensors", "comparison.json", "calibration.json"),
         ),
-        "rank": (lambda run, new: command("rank", run), ("ranking.parquet",)),
+        "rank": (lambda run, new: command("rank", run), exported),
         "review --export": (
             lambda run, new: _with_file(data, lambda out: command("review", run, "--export", out)),
             (*exported, "review.jsonl"),

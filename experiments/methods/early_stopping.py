@@ -31,15 +31,12 @@ class EarlyStopping:
     """
 
     method: Method
-    heldout: Batch
+    heldout: Batch = field(repr=False)
     every: int
 
     @property
     def name(self) -> str:
         return f"{self.method.name}, early stopped"
-
-    def __repr__(self) -> str:
-        return f"EarlyStopping(method={self.method!r}, heldout={len(self.heldout)} examples, every={self.every})"
 
     def init(self, task: Task) -> EarlyStoppingState:
         return EarlyStoppingState(task, self.method.init(task), self.heldout, self.every)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Luo:
     domain, entropy: λ_d and λ_e at the end of the training; scale: of the cosines; batch_size: of unlabelled examples
     """
 
-    unlabelled: Tensor | None = None
+    unlabelled: Tensor | None = field(default=None, repr=False)
     augment: Augment | None = None
     layers: tuple[str, ...] = ()
     domain: float = 0.1
@@ -50,13 +50,6 @@ class Luo:
     hidden: int = 100
 
     name = "luo"
-
-    def __repr__(self) -> str:
-        shape = None if self.unlabelled is None else tuple(self.unlabelled.shape)
-        return (
-            f"Luo(unlabelled={shape}, augment={self.augment}, layers={self.layers}, domain={self.domain}, "
-            f"entropy={self.entropy}, scale={self.scale}, batch_size={self.batch_size}, hidden={self.hidden})"
-        )
 
     def init(self, task: Task) -> LuoState:
         require_transfer(task, self.name)
@@ -75,7 +68,8 @@ class Luo:
         )
 
     def step(self, state: LuoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        task, model = state.task, state.parts
+        task = state.task
+        model: Any = task.model
         more = _as_model_takes(state.next_unlabelled(self.batch_size, self.augment), task)
         seen = self._activations(task, torch.cat([source.inputs, target.inputs, more]))
         features, (n, t) = seen[-1], (len(source), len(target))
@@ -133,10 +127,6 @@ class LuoState(State):
     unlabelled: Tensor
     order: Tensor
     begun: Tensor
-
-    @property
-    def parts(self) -> Any:
-        return self.task.model
 
     def next_unlabelled(self, size: int, augment: Augment | None) -> Tensor:
         """The next inputs of an endless pass over the unlabelled examples."""

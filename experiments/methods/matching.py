@@ -82,7 +82,8 @@ class MatchingNetworks:
         return PhasedState.start(task, first_phase=round((1.0 - self.fine_tune) * task.steps))
 
     def step(self, state: PhasedState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        task, model = state.task, _parts(state.task)
+        task = state.task
+        model: Any = task.model
         features = getattr(task.losses, "precision", FULL)(model.trunk, joined_inputs(source, target))
         of_source, of_target = features[: len(source)], features[len(source) :]
         if state.in_first_phase:
@@ -94,10 +95,6 @@ class MatchingNetworks:
         model.target_head.remember(target.index, of_target, target.labels)
         state.take(gradient(losses.mean(), trainable(task.model)))
         return {f"{side}_loss": losses.detach().mean()}
-
-
-def _parts(task: Task) -> Any:
-    return task.model
 
 
 def episode(features: Tensor, labels: Tensor, scale: float) -> Tensor:

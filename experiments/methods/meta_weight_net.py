@@ -64,10 +64,7 @@ class MetaWeightNet:
             engine=make_engine(self.engine),
             net=net,
             meta_optimizer=Adam(
-                net.parameters(),
-                lr=self.meta_lr,
-                weight_decay=self.meta_decay,
-                capturable=task.device.type == "cuda",
+                net.parameters(), lr=self.meta_lr, weight_decay=self.meta_decay, capturable=task.device.type == "cuda"
             ),
         )
 

@@ -25,9 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.methods.class_scores import scores_of_both
-from experiments.methods.noise_matrix import project
-from experiments.methods.warm_up import MixedFirstState
+from experiments.methods.label_noise import MixedFirstState, project, scores_of_both
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.methods.baselines import share_of_target
@@ -52,9 +50,7 @@ class Sukhbaatar:
     def init(self, task: Task) -> SukhbaatarState:
         require_noisy(task, self.name)
         return SukhbaatarState.start(
-            task,
-            weights=Weights(task.n_source, device=task.device),
-            first_phase=round(self.pretrain * task.steps),
+            task, weights=Weights(task.n_source, device=task.device), first_phase=round(self.pretrain * task.steps)
         )
 
     def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:

@@ -28,9 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.methods.class_scores import class_scores, scores_of_both
-from experiments.methods.noise_matrix import label_counts
-from experiments.methods.warm_up import MixedFirstState
+from experiments.methods.label_noise import MixedFirstState, class_scores, label_counts, scores_of_both
 from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.methods.state import require_noisy

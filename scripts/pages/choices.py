@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from experiments import cifar10_deep
-from experiments.methods import DivideMix
+from experiments.methods.divide_mix import DivideMix
 from experiments.results import Spread
-from pages.common import ROOT, benchmark, load, table
-from soseleto.methods.strong import IMAGES_CUT, Strong
+from pages.common import benchmark, load, table
 
 FEW_DRAWS = 4  # below which a cell states its number of draws
 
@@ -41,17 +39,20 @@ def _cell(cell: tuple[str, str, float]) -> str:
 
 
 def never_worse() -> str:
-    """The command line's model against the best of its rivals."""
-    if not (ROOT / "results" / "never_worse.json").exists():
-        return "Not run yet."
-    lines = []
-    for row in benchmark("never_worse").summary(load("never_worse.json")["rows"]):
-        kind = "next class, " if row["mistakes"] == "pairs" else ""
-        mistakes = "" if row["rate"] is None else f"{kind}{row['rate']:.0%}"
-        points = [f"{row[name]:+.1f}" for name in ("SOSELETO − ordinary", "SOSELETO − best", "kept − best")]
-        lines.append([row["data"], mistakes, str(row["draws"]), *points, str(row["kept SOSELETO"])])
-    columns = ["data", "wrong labels", "draws", "SOSELETO − ordinary", "SOSELETO − best rival", "kept − best rival"]
-    return table([*columns, "SOSELETO kept"], lines)
+    """The command line's model, and the one that it keeps, against the best of its rivals."""
+    cells = {
+        (
+            row["data"],
+            "all" if row["rate"] is None else f"{'next class, ' * (row['mistakes'] == 'pairs')}{row['rate']:.0%}",
+        ): row
+        for row in benchmark("never_worse").summary(load("never_worse.json")["rows"])
+    }
+    data, rates = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
+
+    def shown(key: tuple[str, str]) -> str:
+        return f"{cells[key]['SOSELETO − best']:+.1f}, {cells[key]['kept − best']:+.1f}" if key in cells else ""
+
+    return table(["data", *rates], [[name, *(shown((name, rate)) for rate in rates)] for name in data])
 
 
 def convolutional_steps() -> str:
@@ -114,22 +115,6 @@ def _mean(values: list[float]) -> str:
     return f"{sum(values) / len(values):.1f}" + (f" ({len(values)})" if len(values) > 1 else "") if values else ""
 
 
-def chosen_table(rows: list[dict[str, Any]]) -> str:
-    """Runs of the recipe on held-out images, by which its settings were chosen."""
-    names = {noise: name for name, noise in cifar10_deep.COLUMNS.items()}
-    ours = [row for row in rows if row["config"]["base"] == "strong"]
-    order = sorted(ours, key=lambda row: list(names).index(row["setting"]["noise"]))
-    head = ["noise", "epochs", "views", "changes", "mixed by", "`by_class`", "otherwise", "held out"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in order:
-        config, settings = row["config"], row["config"]["settings"]
-        kind = [names[row["setting"]["noise"]], config["epochs"], config["views"], config["changes"]]
-        judged = [_mixed_by(settings), f"{settings.get('by_class', Strong.by_class):g}"]
-        cells = [*kind, *judged, ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
 def rivals_table(rows: list[dict[str, Any]]) -> str:
     """Runs of DivideMix on held-out images, by which its settings were chosen."""
     lines = ["| λ_u | warm-up | learning rate | epochs | source | held out |", "|---|---|---|---|---|---|"]
@@ -140,31 +125,12 @@ def rivals_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _mixed_by(settings: dict[str, Any]) -> str:
-    cutmix = settings.get("cutmix", IMAGES_CUT)
-    return {0.0: "mixup", 1.0: "cutmix"}.get(cutmix, "both")
-
-
-def _otherwise(config: dict[str, Any]) -> list[str]:
-    """What else differs from the experiment's configuration."""
-    usual = {
-        "lr": ("learning rate", cifar10_deep.Config.lr),
-        "target_batch_size": ("trusted a step", cifar10_deep.Config.target_batch_size),
-    }
-    found = [f"{name} {config[field]}" for field, (name, value) in usual.items() if config[field] != value]
-    return found + [
-        f"{name} {value}" for name, value in config["settings"].items() if name not in ("cutmix", "by_class")
-    ]
-
-
 def parts() -> dict[str, str]:
     """Of experiments/choices.md."""
-    deep = load("cifar10-deep-choose.json")["rows"]
     return {
         "steps": steps(),
         "convolutional": convolutional_steps(),
-        "strong": chosen_table(deep),
-        "rivals": rivals_table(deep),
+        "rivals": rivals_table(load("cifar10-deep-choose.json")["rows"]),
         "by class": by_class(),
         "dropped values": lines_by_noise(
             "choose-strong-tables-cpu.json", lambda noise: f"{noise:.0%} flipped".replace("%", " %")

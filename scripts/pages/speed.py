@@ -94,13 +94,7 @@ def parts() -> dict[str, str]:
     trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
         "step": of_files(
-            heads,
-            step,
-            STEPS[0],
-            "step-channels-last-gpu.json",
-            BATCH_NORM,
-            "step-last-layer-gpu.json",
-            STEPS[1],
+            heads, step, STEPS[0], "step-channels-last-gpu.json", BATCH_NORM, "step-last-layer-gpu.json", STEPS[1]
         ),
         "models": of_files(
             ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],

@@ -115,6 +115,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         """
         if (X_target is None) != (y_target is None):
             raise UsageError("X_target and y_target belong together: give fit both.")
+        if X_target is None and self.probes is not None:
+            raise UsageError("probes are planted from a target: give fit X_target and y_target, or leave probes out.")
         trusted = None if X_target is None else (X_target, y_target)
         self._fitted_inputs = self._inputs_of(X, y)
         rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
@@ -139,7 +141,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             lr=self.lr,
             optimizer=self.optimizer,
             method=self.method,
-            probes=self._checked_probes(trusted),
+            probes=self.probes,
             inputs=Inputs(standardize=table or self._fitted_inputs.standardization(rows, self.standardize)),
             seed=seed,
             device=self.device,
@@ -168,11 +170,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             raise UsageError("this estimator was fitted without probes: write SoseletoClassifier(probes='auto').")
         precision = as_probes(self.probes).precision if precision is None else precision
         return self._evidence.for_precision(precision)
-
-    def _checked_probes(self, target: Any) -> Any:
-        if target is None and self.probes is not None:
-            raise UsageError("probes are planted from a target: give fit X_target and y_target, or leave probes out.")
-        return self.probes
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of every row."""

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
-
-BINS = 20
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The distribution of the weights. ``effective`` is (Σα)²/Σα², the effective number of source examples."""
-
-    mean: float
-    effective: float
-    share_at_zero: float
-    share_at_one: float
-    histogram: tuple[int, ...]  # BINS equal bins over [0, 1]
 
 
 class Weights:
@@ -102,20 +88,21 @@ class Weights:
         part._hold(self._table[:, :n])
         return part
 
-    def summary(self, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums) -> Summary:
-        """The distribution of the weights; ``over_ranks`` sums over the processes that own the source examples."""
-        values = self.values
-        parts = [torch.tensor(len(self), device=values.device), values.sum(dtype=torch.float64)]
-        parts += [values.square().sum(dtype=torch.float64), (values <= 0.0).sum(), (values >= 1.0).sum()]
-        sums = torch.cat([torch.stack([part.double() for part in parts]), torch.histc(values, BINS, 0.0, 1.0).double()])
-        n, total, squares, zeros, ones, *histogram = over_ranks(sums.cpu()).tolist()
-        return Summary(
-            mean=total / n,
-            effective=total * total / squares if squares else 0.0,
-            share_at_zero=zeros / n,
-            share_at_one=ones / n,
-            histogram=tuple(int(count) for count in histogram),
-        )
+    def summary(self, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
+        """The distribution of the weights; ``effective_source`` is (Σα)²/Σα², the effective number of examples.
+
+        over_ranks: sums over the processes that own the source examples
+        """
+        values = self.values.double()
+        parts = [torch.ones_like(values), values, values.square(), values <= 0.0, values >= 1.0]
+        sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+        n, total, squares, zeros, ones = over_ranks(sums.cpu()).tolist()
+        return {
+            "mean_weight": total / n,
+            "effective_source": total * total / squares if squares else 0.0,
+            "share_at_zero": zeros / n,
+            "share_at_one": ones / n,
+        }
 
     def order(self) -> Tensor:
         """Indices from the best example to the worst: by score, then by weight, then in the source's order."""

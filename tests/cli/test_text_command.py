@@ -186,18 +186,3 @@ def test_mistakes_are_one_sentence(desk: Path, tokens: int, model: bool, sentenc
     (desk / "never.toml").write_text(f"[pretrained]\nmax_tokens = {tokens}\n")
     assert sentence in refusal(*words)
     assert "there is no folder './nowhere'" in refusal(*words, "--model", "hf:./nowhere")
-
-
-def test_label_studio_gets_tasks_with_predictions(desk: Path) -> None:
-    """The keys of labelstud.io/guide/predictions, for <Choices name="label" toName="text">."""
-    rows = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "json"))
-    tasks = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "label-studio"))
-    assert [task["data"]["text"] for task in tasks] == [row["review"] for row in rows]
-    assert [task["data"]["given_label"] for task in tasks] == [row["label"] for row in rows]
-    for task, row in zip(tasks, rows, strict=True):
-        (prediction,) = task["predictions"]
-        assert prediction["score"] == pytest.approx(row["mislabelled_probability"], rel=0.01)
-        (result,) = prediction["result"]
-        assert (result["from_name"], result["to_name"], result["type"]) == ("label", "text", "choices")
-        assert result["value"] == {"choices": [row["suggested_label"]]}
-    assert len({task["predictions"][0]["result"][0]["id"] for task in tasks}) == 3

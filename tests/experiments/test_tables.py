@@ -131,7 +131,7 @@ def test_every_row_in_results_is_a_cell_of_its_table(name: str) -> None:
 
 
 ONE_EACH = {
-    "table1": ("ordinary_stopped", "xiao", "soseleto", "soseleto_probes", "cleanlab", "oracle_subset"),
+    "table1": ("ordinary_stopped", "xiao", "soseleto", "soseleto_probes", "cleanlab", "oracle"),
     "table2": ("matching_fine_tuned", "soseleto_shuffled", "luo", "soseleto_paper"),
     "cifar10_deep": ("strong", "strong_shuffled_others", "promix", "mixed"),
     "noisy_text": (),
@@ -246,7 +246,7 @@ def test_rejected_labels_have_precision_recall_and_f1() -> None:
     usual = {**row, **numbers, "config": {**row["config"], "n_trusted": 1000}}
     assert cifar10_deep.mlc_table([usual]).splitlines()[-2] == "| published: ProMix | 97.3 |"
     shown = cifar10_deep.rejected_table([usual])
-    assert shown.splitlines()[-1] == "| MLC's 50 %, 1 epochs, by weight | 90.0 | 60.0 | 72.0 | 20.0 |"
+    assert shown.splitlines()[-1] == "| MLC's 50 %, 1 epochs | 90.0 | 60.0 | 72.0 | 20.0 |"
 
 
 def test_sources_of_table2() -> None:

@@ -12,30 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from experiments.methods import (
-    METHODS,
-    Attention,
-    EarlyStopping,
-    Luo,
-    MetaWeightNet,
-    Reweight,
-    Sukhbaatar,
-    Xiao,
-    correct_only,
-    corrected,
-)
+from experiments.methods import METHODS, Luo, MetaWeightNet, Reweight, Sukhbaatar, Xiao
+from experiments.methods.early_stopping import EarlyStopping
+from experiments.methods.label_noise import from_confusions
 from experiments.methods.luo import prototype_entropy
-from experiments.methods.matching import episode
-from experiments.methods.noise_matrix import from_confusions
+from experiments.methods.matching import Attention, episode
 from experiments.methods.sukhbaatar import noisy_losses
 from experiments.methods.xiao import likelihoods
 from small_tasks import CLASSES, N, batch, net, noisy_task, transfer_task
 from soseleto.algorithm import Soseleto
-from soseleto.data import Examples
 from soseleto.data.batches import Batch
 from soseleto.data.structure import label_margin
 from soseleto.engines import trainable
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
 from soseleto.schedules import linear
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
@@ -330,11 +319,3 @@ def test_luo_entropy_by_hand() -> None:
     p = torch.tensor([2.0, 0.0], dtype=torch.float64).softmax(0)
     expected = (math.log(2.0) - (p * p.log()).sum()) / 2
     assert float(found) == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_oracles() -> None:
-    source = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]), truth=torch.tensor([0, 0, 1]))
-    assert corrected(source).labels.tolist() == [0, 0, 1]
-    assert correct_only(source).ids == ("0", "2")
-    with pytest.raises(DataError, match="truth="):
-        corrected(Examples(torch.zeros(1, 2), torch.tensor([0])))

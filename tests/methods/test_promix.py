@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.methods import ProMix
 from experiments.methods.divide_mix import mixed_alike, partners
-from experiments.methods.promix import small_losses
+from experiments.methods.promix import ProMix, small_losses
 from soseleto.data.batches import ExampleRandom
 from soseleto.methods.teacher import quantiles
 from two_views import EYE, B, C, T, batch, close, entropy, net, task

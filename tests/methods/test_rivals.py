@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import soseleto
-from experiments.methods import DivideMix, FixMatch, ProMix, StrongPair
 from experiments.methods.divide_mix import mixed_alike, right_probability
 from experiments.methods.promix import NetworksWithHeads
 from experiments.methods.two_networks import Networks
+from experiments.settings import DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.data import Augment, Views
 from soseleto.data.batches import ExampleRandom
 from soseleto.errors import UsageError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import soseleto
 import two_views
-from experiments.methods import StrongPair
+from experiments.methods.strong_pair import StrongPair
 from soseleto.data import Augment, Views
 from soseleto.data.batches import ExampleRandom
 from soseleto.data.views import UnlabelledViews

@@ -75,7 +75,7 @@ def train(reducer: Reducer | None, compute: dict[str, Any] | None = None, **chan
     found = {f"model {name}": value for name, value in result.model.state_dict().items()}
     if result.learned is not None:
         found |= {"weights": result.weights, "scores": result.scores, "visits": result.learned.visits.double()}
-    drop = ("seconds", "epoch", "epochs", "groups", "histogram")
+    drop = ("seconds", "epoch", "epochs", "groups")
     last = {name: value for name, value in result.history[-1].items() if name not in drop}
     return found | {name: torch.tensor(float(value)) for name, value in last.items()}
 

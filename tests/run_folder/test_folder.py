@@ -11,7 +11,6 @@ from torch import nn
 
 from fabricated import fabricate
 from soseleto.errors import DataError, DiskError, UsageError
-from soseleto.review.queue import Decision, Decisions
 from soseleto.run_folder.files import append_line, lines_of
 from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
 
@@ -33,28 +32,9 @@ def test_create_refuses_other_files_and_leaves_them(tmp_path: Path) -> None:
             RunFolder.create(path)
 
 
-def test_an_earlier_run_is_deleted_only_by_the_command_that_wrote_it(run: RunFolder) -> None:
-    def refused(match: str) -> None:
-        before = {path: path.read_bytes() for path in run.path.iterdir()}
-        with pytest.raises(UsageError, match=match):
-            RunFolder.clear(run.path, written_by="soseleto demo")
-        assert {path: path.read_bytes() for path in run.path.iterdir()} == before
-
-    run.write_ranking({"id": ["a"]})
+def test_a_run_is_never_written_over(run: RunFolder) -> None:
     with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
         RunFolder.create(run.path)
-    refused("holds a run that `soseleto demo` did not write")
-    run.write_config({"written_by": "soseleto demo"})
-    with run.held():
-        refused("another process is training into")
-    review = Decisions(run)
-    review.decide(Decision("a", "drop"))
-    review.close()
-    refused("or that has been reviewed: give --out another folder")
-    (run.path / "review.jsonl").unlink()
-    RunFolder.clear(run.path, written_by="soseleto demo")
-    assert RunFolder.create(run.path).metrics() == []
-    assert not (run.path / "ranking.parquet").exists()
 
 
 def test_open_names_what_is_wrong(run: RunFolder, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import soseleto
-from experiments.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks
+from experiments.methods import METHODS, Luo, MatchingNetworks
+from experiments.methods.early_stopping import EarlyStopping
+from experiments.methods.matching import Attention
 from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import Mixed

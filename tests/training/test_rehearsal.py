@@ -65,10 +65,7 @@ class Extra(nn.Sequential):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an object without logits": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
-    "eval fails": (
-        lambda: Returns(fails, only_evaluation=True),
-        r"ValueError: no evaluation",
-    ),
+    "eval fails": (lambda: Returns(fails, only_evaluation=True), r"ValueError: no evaluation"),
     "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 6 examples"),
     "extra state": (lambda: Extra(nn.Flatten(), nn.Linear(36, 2)), "the model's state '_extra_state' is not a tensor"),
 }

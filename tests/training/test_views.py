@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from experiments.methods import FixMatch, ProMix
+from experiments.settings import FixMatch, ProMix
 from soseleto.data import FeatureViews, TokenViews
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.errors import UsageError

@@ -15,18 +15,11 @@ from torch.utils._pytree import tree_map_only
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.by_name import GROUP_NORM, by_name, is_file, load_function, make_model, running
+from soseleto.models.by_name import is_file, load_function, make_model, running
 from soseleto.parallel.reducer import choose_device
 from soseleto.task.losses import cross_entropy
 
-_SHAPES = {
-    "quick": (3, 32, 32),
-    "lenet": (1, 28, 28),
-    "resnet18": (3, 32, 32),
-    "preact-resnet18": (3, 32, 32),
-    GROUP_NORM: (3, 32, 32),
-    "mlp": (2,),
-}
+_SHAPES = {"lenet": (1, 28, 28), "mlp": (2,)}  # others take colour images
 _CLASSES = 10  # of generated data
 
 
@@ -62,23 +55,18 @@ def _engine_table(reports: Sequence[EngineReport]) -> Table:
 
 def _problem(name: str, size: int, shape: str | None) -> tuple[nn.Module, Any, Any]:
     """A model, its per-example loss and a batch: the user's, or generated."""
-    if is_file(name) and not _makes_models(name):
-        function = load_function(name)
+    function = load_function(name) if is_file(name) else None
+    if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
         with running(name):
-            made = function(size)
-        if not isinstance(made, tuple) or len(made) != 3:
-            raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(made).__name__}.")
-        return made
+            problem = function(size)
+        if not isinstance(problem, tuple) or len(problem) != 3:
+            raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(problem).__name__}.")
+        return problem
     sizes = _shape(name, shape)
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(size, *sizes, generator=draw)
     labels = torch.randint(_CLASSES, (size,), generator=draw)
     return make_model(name, "noisy", classes=_CLASSES, shape=sizes, seed=0), _labelled_loss, (inputs, labels)
-
-
-def _makes_models(name: str) -> bool:
-    """Whether a user's function is one for ``fit``, of the number of classes and the shape of an input."""
-    return {"classes", "shape"} & inspect.signature(load_function(name)).parameters.keys() != set()
 
 
 def _shape(name: str, stated: str | None) -> tuple[int, ...]:
@@ -89,9 +77,7 @@ def _shape(name: str, stated: str | None) -> tuple[int, ...]:
             raise UsageError(f"--shape must be numbers with commas, such as 3,32,32, got {stated!r}.") from None
     if is_file(name):
         raise UsageError(f"{name} needs the shape of its inputs: add --shape 3,32,32.")
-    if name not in _SHAPES:
-        by_name(name, classes=_CLASSES, shape=(1,))  # raises, with the known names
-    return _SHAPES[name]
+    return _SHAPES.get(name, (3, 32, 32))
 
 
 def _labelled_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import Interrupted, UsageError, counted, did_you_mean
+from soseleto.errors import UsageError, counted, did_you_mean
 
 app = typer.Typer(
     name="soseleto",
@@ -52,24 +52,17 @@ def demo(
     """The paper's synthetic experiment: no data needed, done in seconds.
 
     500 points in the plane, 100 of them with a flipped label; SOSELETO finds
-    most of those with the help of 50 clean points. An earlier demo in the
-    folder is replaced, any other run is not.
+    most of those with the help of 50 clean points.
     """
     import torch
 
     from soseleto.cli import demo as experiment
     from soseleto.report import write_report
-    from soseleto.run_folder.folder import RunFolder
     from soseleto.training.progress import LiveLine
 
     torch.set_num_threads(1)  # faster for a network this small
-    command = "soseleto demo"
-    RunFolder.clear(out, written_by=command)  # a demo can be run again
-    try:
-        with LiveLine() as progress:
-            result = experiment.run(out, seed=seed, progress=progress, written_by=command)
-    except Interrupted as stopped:  # a demo is not resumed
-        raise KeyboardInterrupt from stopped
+    with LiveLine() as progress:
+        result = experiment.run(out, seed=seed, progress=progress)
     page = write_report(out)
     for line in experiment.describe(experiment.summary(result, seed)):
         typer.echo(line)
@@ -270,7 +263,7 @@ def report(
 @app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
-    format: Annotated[str, typer.Option(metavar="csv|parquet|json|label-studio", help="Format of the output.")] = "csv",
+    format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="Format of the output.")] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
@@ -282,9 +275,6 @@ def rank(
     --worst orders by the probability of a wrong label where there is one.
     --suspects also prints their precision, and what it rests on, to standard
     error.
-
-    --format label-studio writes a file that Label Studio imports, with the
-    label and the suggested one.
     """
     from soseleto.report.export import describe_list, export_ranking
 
@@ -331,8 +321,7 @@ def export(
     run: RunArgument,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file to write.")] = None,
     pretrained: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel."),
+        Path | None, typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel.")
     ] = None,
     model: Model = None,
     force: Force = False,
@@ -363,8 +352,7 @@ def export(
 def review(
     run: RunArgument,
     export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit."),
+        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit.")
     ] = None,
     suspects: Annotated[
         str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects without a decision.")
@@ -406,8 +394,7 @@ def review(
 def audit(
     run: RunArgument,
     checks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]"),
+        int | None, typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]")
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Port = 0,
@@ -441,8 +428,7 @@ def check_gradients(
     ] = "quick",
     batch: Annotated[int, typer.Option(metavar="N", help="Examples in the batch.")] = 32,
     shape: Annotated[
-        str | None,
-        typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False),
+        str | None, typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False)
     ] = None,
     engine: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")

@@ -75,7 +75,9 @@ def _code(arguments: list[str], debug: bool) -> int:
             typer.echo(f"soseleto: {_sentence(error, arguments)}", err=True)
         if isinstance(error, Interrupted):
             return BY_SIGNAL + error.signal
-        return MISUSED if isinstance(error, UsageError) or _is_usage(error) else FAILED
+        # click's errors in the command line have this code; typer has had them under several names
+        misused = isinstance(error, UsageError) or getattr(error, "exit_code", None) == MISUSED
+        return MISUSED if misused else FAILED
     if code == INTERRUPTED:
         typer.echo("soseleto: stopped; what was written so far is kept.", err=True)
     return code
@@ -85,11 +87,6 @@ def _prints_here(error: Exception) -> bool:
     """Whether this rank prints the error: one that occurs on every rank is printed by the first only."""
     everywhere = isinstance(error, UsageError | Interrupted | RankStopped) or type(error) is TrainingError
     return os.environ.get("RANK", "0") == "0" or not everywhere
-
-
-def _is_usage(error: Exception) -> bool:
-    """Whether it is an error of click's in the command line (typer has had them under several names)."""
-    return getattr(error, "exit_code", None) == MISUSED
 
 
 def _in_options(sentence: str, command: str) -> str:

@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from soseleto.data import (
-    Augment,
-    Pair,
-    Reading,
-    Views,
-    check_mode,
-    column_of,
-    read_labels_before,
-)
+from soseleto.data import Augment, Pair, Reading, Views, check_mode, column_of, read_labels_before
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.data.views import AnyViews

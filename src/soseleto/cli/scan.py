@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from soseleto.cli.fit import Training, describe_data, read, summary
 from soseleto.cli.options import FitOptions
 from soseleto.comparison.scan import scan as judge
-from soseleto.errors import UsageError, counted, did_you_mean
+from soseleto.errors import UsageError, counted, did_you_mean, need
 from soseleto.parallel.reducer import Single
 from soseleto.report import write_report
 from soseleto.run_folder.folder import RunFolder
@@ -32,11 +31,17 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
     sizes = f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}"
     for line in [*map(str, pair.problems), *described, f"{sizes}, on {_features(options, training)}"]:
         echo(line)
+    boosting = None
+    if learner == "boosting":
+        ensemble = need("sklearn.ensemble", to="boosting")
+        numbers = pair.target.labels.is_floating_point()
+        make = ensemble.HistGradientBoostingRegressor if numbers else ensemble.HistGradientBoostingClassifier
+        boosting = make(random_state=options.seed)
     with LiveLine() as progress:
         judge(
             pair.source,
             pair.target,
-            _boosting(options.seed, numbers=training.classes == 1) if learner == "boosting" else None,
+            boosting,
             training.make(),
             labels_before=options.labels_before_of(pair),
             inputs=Inputs(standardize=training.standardize),
@@ -45,7 +50,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
             out=options.out,
             notes=training.notes,
             progress=progress,
-            **_precision(options),
+            **({} if options.suspect_precision is None else {"precision": options.suspect_precision}),
         )
     describe_data(folder, options, pair, sha256)
     page = write_report(options.out)
@@ -60,13 +65,3 @@ def _features(options: FitOptions, training: Training) -> str:
     if len(training.shape) == 3:
         return "pixels; a pretrained network knows more: --model timm:NAME or hf:FOLDER_OR_ID"
     return "the columns of the table" if training.pair.columns is not None else "the inputs themselves"
-
-
-def _precision(options: FitOptions) -> Mapping[str, Any]:
-    return {} if options.suspect_precision is None else {"precision": options.suspect_precision}
-
-
-def _boosting(seed: int, *, numbers: bool) -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-    return (HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier)(random_state=seed)

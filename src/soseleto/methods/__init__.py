@@ -12,27 +12,11 @@ from soseleto.methods.strong import Strong
 from soseleto.methods.wrappers import Recording, Signals
 from soseleto.task.task import Method
 
-__all__ = [
-    "METHODS",
-    "FineTuning",
-    "Mixed",
-    "Ordinary",
-    "Recording",
-    "Signals",
-    "Strong",
-    "TargetOnly",
-    "by_name",
-]
+__all__ = ["METHODS", "FineTuning", "Mixed", "Ordinary", "Recording", "Signals", "Strong", "TargetOnly", "by_name"]
 
 # Each entry makes the method with its default settings.
 METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
-    {
-        "soseleto": Soseleto,
-        "ordinary": Ordinary,
-        "target_only": TargetOnly,
-        "fine_tuning": FineTuning,
-        "mixed": Mixed,
-    }
+    {"soseleto": Soseleto, "ordinary": Ordinary, "target_only": TargetOnly, "fine_tuning": FineTuning, "mixed": Mixed}
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,15 +40,13 @@ class Signals:
     """
 
     n: int
-    loss: Tensor = field(init=False)
-    margin: Tensor = field(init=False)
-    visits: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loss, self.margin, self.visits = torch.zeros(3, self.n)
+        self.to(torch.device("cpu"))
 
     def to(self, device: torch.device) -> None:
-        self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
+        """Begin anew on this device."""
+        self.loss, self.margin, self.visits = torch.zeros(3, self.n, device=device)
 
     def state(self) -> dict[str, Any]:
         return {"loss": self.loss, "margin": self.margin, "visits": self.visits}

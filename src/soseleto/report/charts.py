@@ -53,12 +53,7 @@ class Chart:
     """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
 
     def __init__(
-        self,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        x_label: str,
-        y_label: str,
-        height: float = 250,
+        self, x: tuple[float, float], y: tuple[float, float], x_label: str, y_label: str, height: float = 250
     ) -> None:
         self.width, self.height = 420.0, height
         self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))
@@ -89,10 +84,10 @@ class Chart:
         self._path("bar", kind, "".join(bars))
 
     def line(self, x: Array, y: Array, kind: str) -> None:
-        """A line with a gap wherever ``y`` is not finite; a lone point is drawn as a dot."""
-        for part in _finite_runs(y):
-            points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[part]), self.y(y[part]), strict=True)]
-            self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
+        """A line through the values that are finite; a lone point is drawn as a dot."""
+        known = np.isfinite(y)
+        points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[known]), self.y(y[known]), strict=True)]
+        self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
 
     def dots(self, x: Array, y: Array, kind: str) -> None:
         """Points as one path with round caps: about a dozen bytes per point."""
@@ -141,12 +136,6 @@ class Chart:
 def _n(value: float) -> str:
     """A coordinate rounded to 0.1 pixels, without a trailing ``.0``."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _finite_runs(values: Array) -> list[slice]:
-    steps = np.diff(np.concatenate([[0], np.isfinite(values).astype(int), [0]]))
-    starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
-    return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 # The figures

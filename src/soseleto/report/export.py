@@ -1,33 +1,21 @@
-"""Export the ranking of a run as CSV, Parquet or JSON, or as tasks with predictions for Label Studio."""
+"""Export the ranking of a run as CSV, Parquet or JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.run_folder.files import as_json, readable
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import (
-    Ranking,
-    about_suspects,
-    about_unknown,
-    feature_columns,
-    suspect_rows,
-    with_names,
-    worst_rows,
-)
-from soseleto.run_folder.source import image_files
+from soseleto.run_folder.ranking import about_suspects, about_unknown, suspect_rows, with_names, worst_rows
 
-AGENT, LABEL_STUDIO = "soseleto", "label-studio"
 LABELS = ("label", "predicted_label", "suggested_label", "true_label")  # numbers of a regression stay as they are
 
 
@@ -40,14 +28,14 @@ def export_ranking(
     suspects: bool = False,
 ) -> bytes:
     """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first."""
-    if format not in FORMATS:
-        hint = did_you_mean(format, FORMATS)
-        raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(FORMATS)}.")
+    if format not in WRITERS:
+        hint = did_you_mean(format, WRITERS)
+        raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(WRITERS)}.")
     selections = {"--best": best, "--worst": worst, "--suspects": suspects or None}
-    given = {option: number for option, number in selections.items() if number is not None}
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} cannot be combined: give one of them.")
-    for option, number in given.items():
+    chosen = {option: number for option, number in selections.items() if number is not None}
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} cannot be combined: give one of them.")
+    for option, number in chosen.items():
         if number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}.")
     run = RunFolder.open(run_path)
@@ -59,8 +47,6 @@ def export_ranking(
         elif suspects:
             run.require_noisy()
             rows = suspect_rows(ranking)
-        if format == LABEL_STUDIO:
-            return _label_studio(run, ranking, rows)
         columns = {name: values[rows] for name, values in with_names(ranking, run.source()).items()}
         if format != "parquet":
             columns = {
@@ -118,49 +104,4 @@ def _rows(columns: dict[str, Any]) -> Any:
     return zip(*values, strict=True)
 
 
-# Label Studio
-
-
-def _label_studio(run: RunFolder, ranking: Ranking, rows: np.ndarray) -> bytes:
-    """Tasks for <Choices name="label" toName="text"> or toName="image"."""
-    field, contents = _shown(run, ranking, rows)
-    suggested = ranking.get("suggested_label", ranking.get("predicted_label"))
-    probability = ranking.get("mislabelled_probability")
-    tasks = []
-    for row, content in zip(rows.tolist(), contents, strict=True):
-        name = str(ranking["id"][row])
-        task: dict[str, Any] = {"data": {field: content, "example": name, "given_label": str(ranking["label"][row])}}
-        if suggested is not None:
-            choice = {"type": "choices", "value": {"choices": [str(suggested[row])]}}
-            result = {"id": f"{AGENT}-{name}", "from_name": "label", "to_name": field, **choice}
-            wrong = math.nan if probability is None else float(probability[row])
-            score = {} if math.isnan(wrong) else {"score": round(wrong, 6)}
-            task["predictions"] = [{"model_version": AGENT, "result": [result], **score}]
-        tasks.append(task)
-    return (json.dumps(tasks, ensure_ascii=False, indent=1) + "\n").encode()
-
-
-def _shown(run: RunFolder, ranking: Ranking, rows: np.ndarray) -> tuple[str, list[str]]:
-    """What a person is shown of each row: its image below the document root, or the first column of texts."""
-    if "path" in ranking:
-        files = image_files(run, map(str, ranking["path"][rows]))
-        # Label Studio takes folders below its root as storage, so the root is the folder above the images.
-        root = os.path.dirname(os.path.commonpath([os.path.dirname(file) for file in files])) if files else ""
-        below = (os.path.relpath(file, root).replace(os.sep, "/") for file in files)
-        return "image", [f"/data/local-files/?d={quote(path)}" for path in below]
-    names = {name: column for column, name in feature_columns(ranking, run.source()).items()}
-    for text in _text_columns(run.config()):
-        if text in names:
-            return "text", [str(content) for content in ranking[names[text]][rows]]
-    raise UsageError(f"{LABEL_STUDIO} shows texts and images, and {run.path} has neither: use --format csv.")
-
-
-def _text_columns(config: Mapping[str, Any]) -> list[str]:
-    preparation = (config.get("prepare") or {}).get("standardize") or {}
-    if "text" in preparation:
-        return [str(preparation["text"])]
-    return [str(column["name"]) for column in preparation.get("columns", ()) if column.get("kind") == "text"]
-
-
 WRITERS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {"csv": _csv, "parquet": _parquet, "json": _json}
-FORMATS = (*WRITERS, LABEL_STUDIO)

@@ -16,7 +16,6 @@ import numpy as np
 from markupsafe import Markup
 
 from soseleto.report import charts, sentences
-from soseleto.report.charts import Figure
 from soseleto.report.sentences import RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
@@ -110,7 +109,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     half = min(SHOWN, -(-len(worst) // 2))
     return {
         "weights": charts.weights(run.ranking["weight"], run.wrong),
-        "truth": _truth(run),
+        "truth": [] if run.wrong is None else [f for f in (charts.figure_1(run), charts.curves(run, GROUPS)) if f],
         "strongest": _examples(run, suspects[:SHOWN]),
         "shown": SHOWN,
         "suspects_count": len(suspects),
@@ -121,11 +120,6 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _truth(run: RunFiles) -> list[Figure]:
-    figures = [] if run.wrong is None else [charts.figure_1(run), charts.curves(run, GROUPS)]
-    return [figure for figure in figures if figure]
-
-
 # Examples: thumbnails where the run has them, table rows otherwise
 
 
@@ -134,9 +128,6 @@ def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:
     columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
     columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()
     columns["rank"] = (rows + 1).tolist()
-    columns["picture"] = [_data_url(run.pictures.get(name)) for name in columns["id"]]
+    pictures = [base64.b64encode(run.pictures.get(name, b"")).decode() for name in columns["id"]]
+    columns["picture"] = [f"data:image/jpeg;base64,{picture}" if picture else "" for picture in pictures]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _data_url(picture: bytes | None) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}" if picture else ""

@@ -91,7 +91,8 @@ class RunFiles:
         """One metric of every epoch, NaN where it is missing; (E,). ``right`` and ``wrong`` are mean weights."""
         means = ({name: group["mean"] for name, group in (one.get("groups") or {}).items()} for one in self.epochs)
         records = ({**means_of, **record} for means_of, record in zip(means, self.epochs, strict=True))
-        return np.array([as_number(record.get(key)) for record in records], dtype=float)
+        values = (record.get(key) for record in records)
+        return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:
         """A column of the ranking, or None."""
@@ -167,11 +168,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def as_number(value: object) -> float:
-    """A float; NaN for anything that is not a number."""
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

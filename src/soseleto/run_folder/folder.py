@@ -63,7 +63,6 @@ FILES = (
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
 FIRST = "first"  # a run of its own: the first answer, which commands read until the training has ended
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
-WRITTEN_BY = "written_by"  # entry of config.json: the command whose runs may be replaced by the same command
 _NOTES = "soseleto"  # metadata entry of a safetensors file, a JSON object with ...
 _TIED = "soseleto.tied"  # ... alias -> the name its values are stored under
 
@@ -97,26 +96,6 @@ class RunFolder:
             raise UsageError(f"{file} is a file, but a run needs a folder: give --out another path.")
         if path.exists() and not self.is_run() and not all(map(_is_leftover, path.iterdir())):
             raise UsageError(f"{path} holds files that are not a soseleto run: give --out an empty or new folder.")
-
-    @classmethod
-    def clear(cls, path: str | os.PathLike[str], *, written_by: str) -> None:
-        """Delete an earlier run of the command ``written_by``, so that ``create`` accepts the folder.
-
-        UsageError, with nothing deleted, where another command wrote the run or it has been reviewed.
-        """
-        run = cls(path)
-        run.require_place()
-        if not run.is_run():
-            return
-        review = run.path / REVIEW
-        with run.held():
-            if run.config().get(WRITTEN_BY) != written_by or (review.exists() and review.stat().st_size):
-                why = f"holds a run that `{written_by}` did not write, or that has been reviewed"
-                raise UsageError(f"{run.path} {why}: give --out another folder, or delete that one.")
-            for name in (CHECKPOINT, PARTS, FIRST):
-                shutil.rmtree(run.path / name, ignore_errors=True)
-            for name in (CHECKSUMS, *reversed(FILES)):  # config.json last, because it marks the folder as a run
-                (run.path / name).unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

@@ -187,12 +187,6 @@ class Table(dict[str, np.ndarray]):
     def tail(self, n: int = 10) -> Table:
         return Table({name: column[-n:] for name, column in self.items()})
 
-    def to_arrow(self) -> Any:
-        """A ``pyarrow.Table``; its ``to_pandas()`` makes a data frame."""
-        import pyarrow
-
-        return pyarrow.table(dict(self))
-
     def __repr__(self) -> str:
         shown = self.head()
         rows = zip(*([_cell(value) for value in column] for column in shown.values()), strict=True)

@@ -120,12 +120,6 @@ def source_file(run: RunFolder) -> Path | None:
     return path
 
 
-def image_files(run: RunFolder, paths: Iterable[str]) -> list[str]:
-    """Absolute paths of the images of a ranking; raises if one is missing."""
-    folder = run.source().get("folder", "")
-    return existing_files(os.path.join(folder, path) for path in paths)
-
-
 def existing_files(paths: Iterable[str]) -> list[str]:
     """The paths made absolute, ``escaped``; raises if a file is missing."""
     files = [os.path.abspath(existing(path)) for path in paths]
@@ -189,8 +183,9 @@ def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:
             f"{run.path} was trained on arrays, of which its folder has no copy: drop or relabel the ids that "
             f"`soseleto rank {run.path} --suspects` lists, or those in {run.path / REVIEW}, where you made that data."
         )
+    folder = run.source().get("folder", "")
     columns = {
-        "path": _relative_to(out, image_files(run, map(str, ranking["path"]))),
+        "path": _relative_to(out, existing_files(os.path.join(folder, str(path)) for path in ranking["path"])),
         "label": [str(label) for label in ranking["label"]],
         "id": [str(key) for key in ranking["id"]],
     }

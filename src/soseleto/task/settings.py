@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FUNCTION, _OBJECT = "function", "object"
-
 
 def to_data(value: Any) -> Any:
     """``value`` in the types that JSON has."""
@@ -29,14 +27,9 @@ def to_data(value: Any) -> Any:
         fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"name": type(value).__name__, **fields}
     if isinstance(value, Tensor):
-        return {_OBJECT: "Tensor", "shape": list(value.shape), "values": _digest(value)}
+        values = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest = hashlib.sha256(f"{value.dtype}".encode() + values.tobytes()).hexdigest()
+        return {"object": "Tensor", "shape": list(value.shape), "values": digest}
     if callable(value) and hasattr(value, "__qualname__"):
-        return {_FUNCTION: f"{value.__module__}.{value.__qualname__}"}
-    return {_OBJECT: type(value).__name__}
-
-
-def _digest(tensor: Tensor) -> str:
-    """sha256 of the type and the values."""
-    digest = hashlib.sha256(f"{tensor.dtype}".encode())
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        return {"function": f"{value.__module__}.{value.__qualname__}"}
+    return {"object": type(value).__name__}

@@ -27,10 +27,7 @@ class Records:
     """Sums the steps' numbers on the device and reads them once at the end of an epoch."""
 
     def __init__(
-        self,
-        folder: RunFolder | None,
-        functions: Sequence[Progress] = (),
-        loggers: Sequence[Logger] = (),
+        self, folder: RunFolder | None, functions: Sequence[Progress] = (), loggers: Sequence[Logger] = ()
     ) -> None:
         self.folder = folder
         self._functions, self._loggers = functions, loggers
@@ -158,18 +155,11 @@ def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reduce
 
     judged: (n,) which labels are wrong, and (n,) of which the truth is known
     """
-    summary = weights.summary(reducer.sum)
-    record: dict[str, Any] = {
-        "mean_weight": summary.mean,
-        "effective_source": summary.effective,
-        "share_at_zero": summary.share_at_zero,
-        "share_at_one": summary.share_at_one,
-        "histogram": list(summary.histogram),
-    }
-    if judged is None:
-        return record
-    wrong, known = judged
-    return {**record, "groups": group_record(weights.values[known], wrong[known], reducer)}
+    record: dict[str, Any] = {**weights.summary(reducer.sum)}
+    if judged is not None:
+        wrong, known = judged
+        record["groups"] = group_record(weights.values[known], wrong[known], reducer)
+    return record
 
 
 def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:

@@ -235,13 +235,11 @@ def check_fit(model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare
         outputs = structure.scores_of(_check_side(model, losses, "target", data.target, prepare))
     sides = [data.source, data.target] if isinstance(losses, NoisyLosses) else [data.target]
     width = of_source.shape[1] if isinstance(of_source, Tensor) and of_source.ndim == 2 else None
-    classifies = isinstance(outputs, Tensor) and outputs.ndim == 2
-    classifies = classifies and all(_are_indices_of(outputs, side.sample_labels()) for side in sides)
-    return "classification" if classifies else "regression", width
-
-
-def _are_indices_of(outputs: Tensor, labels: Tensor) -> bool:
-    return are_class_indices(labels) and int(labels.max()) < outputs.shape[1]
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        return "regression", width
+    labels = [side.sample_labels() for side in sides]
+    indices = all(are_class_indices(of_side) and int(of_side.max()) < outputs.shape[1] for of_side in labels)
+    return "classification" if indices else "regression", width
 
 
 def _check_shapes(data: Data) -> None:
