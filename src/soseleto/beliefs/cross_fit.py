@@ -30,7 +30,7 @@ from soseleto.errors import UsageError, need
 from soseleto.models.learned import probabilities_of
 
 FOLDS, ROUNDS = 5, 2
-TRUSTED_WEIGHT = 3.0  # of a trusted example, where one of the source has at most 1
+TRUSTED_WEIGHT = 3.0  # of a trusted example in cross-fitting, where one of the source has at most 1
 PENALTY = 0.1  # C of the logistic regression, for features on one scale
 SHARPNESS = 2.0  # power of the beliefs as weights of the final model: mistakes that are half believed do harm
 STEPS = 5  # of expectation maximisation
@@ -124,17 +124,18 @@ def cross_fit(
     exponents = exponents_of([its for _, its in answers], trusted_labels)
     probabilities, of_known = (product(side, exponents) for side in zip(*answers, strict=True))
     right, of_trusted = believed(probabilities, of_known, labels, trusted_labels)
+    belief, _ = believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)
     model = fitted(
         learner,
         np.concatenate([features, trusted_features]),
         np.concatenate([labels, trusted_labels]),
-        np.concatenate([right**SHARPNESS, np.full(m, TRUSTED_WEIGHT)]),
+        np.concatenate([belief**SHARPNESS, np.ones(m)]),
     )
     return Beliefs(
         right=right,
         of_trusted=of_trusted,
         signals=single,
-        belief=believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)[0],
+        belief=belief,
         probabilities=probabilities,
         trusted_probabilities=of_known,
         labels=labels,
