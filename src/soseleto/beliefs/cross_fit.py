@@ -3,10 +3,10 @@
 1. A classifier that is trained on the trusted examples alone judges the source: Q[i, k] = p(class k | xᵢ).
 2. The confusion T[k, y] = Σᵢ Q[i, k]·[yᵢ = y], smoothed, rows summing to one: how often class k is labelled y.
 3. The belief in a label is its posterior, Bᵢ = Q[i, yᵢ]·T[yᵢ, yᵢ] / Σ_k Q[i, k]·T[k, yᵢ].
-4. Classifiers are trained on the labels of all folds but one, weighted by B, and the trusted examples outside that fold;
-   they judge it. Before that, B is judged once more, each half of those folds by classifiers of the other half. So
-   neither the answers nor the weights behind them have seen a label of the fold: otherwise trusted labels would look
-   more certain than right labels of the source, and false alarms would be undercounted.
+4. Classifiers are trained on the trusted examples and on labels weighted by B, all outside one fold, and judge it.
+   Before that, B is judged once more, each half of those labels by classifiers of the other half. So neither the
+   answers nor the weights behind them have seen a label of the fold: otherwise trusted labels would look more certain
+   than right labels of the source, and false alarms would be undercounted.
 5. The answers of three trainings, on the trusted examples alone, on all labels alike and by belief, are multiplied:
    Q ∝ Πⱼ Qⱼ^aⱼ with the exponents aⱼ ≥ 0 that make held-out trusted labels most likely. So the joined answer is
    calibrated, and the trusted examples say how much each training is worth. Its T and B are the result.
