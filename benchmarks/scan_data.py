@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -148,6 +149,9 @@ class Draw:
     test_y: Array
     learner: Any
     held_out: Array  # (n, classes): probabilities by models that were trained on right labels of other folds
+    of_trusted: Array  # (m, classes): the same by a model that was trained on the right labels of the source
+    people_trusted: dict[str, Array]
+    before: Array  # of trusted examples: their labels before they were checked
 
     @property
     def classes(self) -> int:
@@ -169,27 +173,58 @@ def drawn(name: str, seed: int, parts: dict[str, Array], n: int) -> Draw:
     test = np.setdiff1d(rows, np.concatenate([source, trusted]))[:MOST_TESTS]
     learner = HistGradientBoostingClassifier(random_state=0) if name == "titanic" else logistic_regression()
     held_out = cross_val_predict(clone(learner), x[source], y[source], method="predict_proba")
-    given = {key: found[source] for key, found in people.items()}
+    of_trusted = clone(learner).fit(x[source], y[source]).predict_proba(x[trusted])
+    given, before = ({key: found[at] for key, found in people.items()} for at in (source, trusted))
     return Draw(
-        x[source], y[source], y[source], given, x[trusted], y[trusted], x[test], y[test], learner, held_out
+        x[source], y[source], y[source], given, x[trusted], y[trusted], x[test], y[test], learner, held_out,
+        of_trusted, before, y[trusted],
     )  # fmt: skip
 
 
 def with_mistakes(draw: Draw, noise: str, rate: float | None, seed: int) -> Draw:
-    random, labels, n = np.random.default_rng([seed, 2]), draw.y.copy(), len(draw.y)
-    others = draw.held_out.copy()
-    others[np.arange(n), draw.y] = 0
+    """The source has the rate exactly; of trusted examples each earlier label is wrong with that probability."""
+    random, n = np.random.default_rng([seed, 2]), len(draw.y)
+    of_trusted = np.random.default_rng(
+        [seed, crc32(f"{noise} {rate} {n}".encode())]
+    )  # counts independent of other cells
+    pairs = np.array([_others(draw.held_out, draw.y)[draw.y == c].mean(axis=0).argmax() for c in range(draw.classes)])
     if noise in draw.people:
-        at = random.permutation(np.flatnonzero(draw.people[noise] != draw.y))
-        at = at if rate is None else at[: round(rate * n)]
-        labels[at] = draw.people[noise][at]
-        return replace(draw, labels=labels)
+        wrong = int((draw.people[noise] != draw.y).sum())
+        counts = wrong if rate is None else round(rate * n), np.sum(draw.people_trusted[noise] != draw.trusted_y)
+        kept = int(counts[1] if rate is None else of_trusted.binomial(counts[1], min(rate * n / wrong, 1.0)))
+        labels = _of_people(draw.people[noise], draw.y, counts[0], random)
+        return replace(
+            draw, labels=labels, before=_of_people(draw.people_trusted[noise], draw.trusted_y, kept, of_trusted)
+        )
+    rate = float(rate or 0)
+    labels = _mistaken(draw.y, draw.held_out, pairs, noise, round(rate * n), random)
+    count = int(of_trusted.binomial(len(draw.trusted_y), rate))
+    return replace(
+        draw, labels=labels, before=_mistaken(draw.trusted_y, draw.of_trusted, pairs, noise, count, of_trusted)
+    )
+
+
+def _others(held_out: Array, y: Array) -> Array:
+    """The probabilities, with 0 for the true class."""
+    others = held_out.copy()
+    others[np.arange(len(y)), y] = 0
+    return others
+
+
+def _of_people(people: Array, y: Array, count: int, random: np.random.Generator) -> Array:
+    labels, at = y.copy(), random.permutation(np.flatnonzero(people != y))[:count]
+    labels[at] = people[at]
+    return labels
+
+
+def _mistaken(y: Array, held_out: Array, pairs: Array, noise: str, count: int, random: np.random.Generator) -> Array:
+    labels, n, others = y.copy(), len(y), _others(held_out, y)
     chance = others.sum(axis=1) if noise == "hard" else np.ones(n)
-    at = np.argsort(-np.log(np.maximum(chance, 1e-6)) - random.gumbel(size=n))[: round(float(rate or 0) * n)]
+    at = np.argsort(-np.log(np.maximum(chance, 1e-6)) - random.gumbel(size=n))[:count]
     if noise == "hard":
         labels[at] = others[at].argmax(axis=1)
     elif noise == "paired":
-        labels[at] = np.array([others[draw.y == c].mean(axis=0).argmax() for c in range(draw.classes)])[draw.y[at]]
+        labels[at] = pairs[y[at]]
     else:
-        labels[at] = (labels[at] + random.integers(1, draw.classes, len(at))) % draw.classes
-    return replace(draw, labels=labels)
+        labels[at] = (labels[at] + random.integers(1, held_out.shape[1], len(at))) % held_out.shape[1]
+    return labels

@@ -169,8 +169,8 @@ def test_what_it_refuses(digits):
         soseleto.scan(source, target, KNeighborsClassifier())
     with pytest.raises(UsageError, match="no linear layer"):
         soseleto.scan(source, target, model=nn.Sequential(nn.Conv1d(1, 10, 64), nn.Flatten()))
-    with pytest.raises(UsageError, match="not class indices"):
-        soseleto.scan((source[0], source[1].astype(np.float32)), (target[0], target[1].astype(np.float32)))
+    with pytest.raises(UsageError, match="not one class or number"):
+        soseleto.scan(*((x, np.stack([y, y], 1).astype(np.float32)) for x, y in (source, target)))
 
 
 def test_the_command(digits, tmp_path):

@@ -3,8 +3,10 @@
 1. A classifier that is trained on the trusted examples alone judges the source: Q[i, k] = p(class k | xᵢ).
 2. The confusion T[k, y] = Σᵢ Q[i, k]·[yᵢ = y], smoothed, rows summing to one: how often class k is labelled y.
 3. The belief in a label is its posterior, Bᵢ = Q[i, yᵢ]·T[yᵢ, yᵢ] / Σ_k Q[i, k]·T[k, yᵢ].
-4. In every round classifiers are trained on the labels of all folds but one, weighted by B, and the trusted examples;
-   each judges the fold that it has not seen, which gives a new Q, T and B.
+4. Classifiers are trained on the trusted examples and on labels weighted by B, all outside one fold, and judge it.
+   Before that, B is judged once more, each half of those labels by classifiers of the other half. So neither the
+   answers nor the weights behind them have seen a label of the fold: otherwise trusted labels would look more certain
+   than right labels of the source, and false alarms would be undercounted.
 5. The answers of three trainings, on the trusted examples alone, on all labels alike and by belief, are multiplied:
    Q ∝ Πⱼ Qⱼ^aⱼ with the exponents aⱼ ≥ 0 that make held-out trusted labels most likely. So the joined answer is
    calibrated, and the trusted examples say how much each training is worth. Its T and B are the result.
@@ -30,7 +32,7 @@ from soseleto.errors import UsageError, need
 from soseleto.models.learned import probabilities_of
 
 FOLDS, ROUNDS = 5, 2
-TRUSTED_WEIGHT = 3.0  # of a trusted example, where one of the source has at most 1
+TRUSTED_WEIGHT = 3.0  # of a trusted example in cross-fitting, where one of the source has at most 1
 PENALTY = 0.1  # C of the logistic regression, for features on one scale
 SHARPNESS = 2.0  # power of the beliefs as weights of the final model: mistakes that are half believed do harm
 STEPS = 5  # of expectation maximisation
@@ -47,8 +49,7 @@ class Judgement:
     of_trusted: (m,) the same of trusted examples
     belief: (n,) the probability that the label is right; None where the score is no probability
     probabilities: (n, classes) and, of trusted examples, (m, classes); None where labels are numbers
-    of_wrong, checked: where the labels from before a check of trusted examples are known, the score of the wrong ones
-        among them, and how many are known and how many of them were wrong
+    before: (m,) labels of the trusted examples from before they were checked, -1 where unknown
     """
 
     right: Array
@@ -58,8 +59,7 @@ class Judgement:
     probabilities: Array | None = None
     trusted_probabilities: Array | None = None
     belief: Array | None = None
-    of_wrong: Array | None = None
-    checked: tuple[int, int] | None = None
+    before: Array | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,61 +105,66 @@ def cross_fit(
     known = np.isin(labels, trusted_labels)  # a label of any other class cannot be judged by trusted examples
     n, m = len(labels), len(trusted_labels)
 
-    def judged(weights: Array | None) -> tuple[Array, Array]:
-        """Q of source and trusted examples, each by a classifier that was trained on the other folds."""
-        found, of_known = np.zeros((n, classes)), np.zeros((m, classes))
-        for fold in range(FOLDS):
-            rows = np.flatnonzero(folds != fold) if weights is not None else np.zeros(0, dtype=int)
-            others = np.flatnonzero(of_trusted != fold)
-            model = fitted(
+    def models_without(fold: int) -> list[Any]:
+        """Classifiers trained without a fold: on trusted examples alone, on all labels alike, and by belief."""
+        rows, others = np.flatnonzero(folds != fold), np.flatnonzero(of_trusted != fold)
+
+        def trained(at: Array, weights: Array) -> Any:
+            return fitted(
                 learner,
-                np.concatenate([features[rows], trusted_features[others]]),
-                np.concatenate([labels[rows], trusted_labels[others]]),
-                np.concatenate(
-                    [np.zeros(0) if weights is None else weights[rows], np.full(len(others), TRUSTED_WEIGHT)]
-                ),
+                np.concatenate([features[at], trusted_features[others]]),
+                np.concatenate([labels[at], trusted_labels[others]]),
+                np.concatenate([weights, np.full(len(others), TRUSTED_WEIGHT)]),
             )
-            for kept, of, at in ((found, features, folds == fold), (of_known, trusted_features, of_trusted == fold)):
+
+        alone = trained(rows[:0], np.zeros(0))
+        doubted = probabilities_of(alone, features[rows], classes)
+        belief = believed(doubted, doubted[:0], labels[rows], labels[:0], known[rows])[0]
+        half = (folds[rows] - fold) % FOLDS > FOLDS // 2
+        for judged in (half, ~half):
+            model = trained(rows[~judged], belief[~judged])
+            doubted[judged] = probabilities_of(model, features[rows[judged]], classes)
+        belief = believed(doubted, doubted[:0], labels[rows], labels[:0])[0]
+        return [alone, trained(rows, np.ones(len(rows))), trained(rows, belief)]
+
+    answers = [(np.zeros((n, classes)), np.zeros((m, classes))) for _ in range(3)]
+    for fold in range(FOLDS):
+        for model, sides in zip(models_without(fold), answers, strict=True):
+            for kept, of, at in zip(
+                sides, (features, trusted_features), (folds == fold, of_trusted == fold), strict=True
+            ):
                 if at.any():
                     kept[at] = probabilities_of(model, of[at], classes)
-        return found, of_known
-
-    alone, mixed = judged(None), judged(np.ones(n))
-    first = last = believed(*alone, labels, trusted_labels, known)[0]
-    for _ in range(ROUNDS):
-        rounds = judged(last)
-        last = believed(*rounds, labels, trusted_labels)[0]
-    single = {"trusted": first, "mixed": believed(*mixed, labels, trusted_labels)[0], "beliefs": last}
+    alone, mixed, by_belief = answers
+    single = {
+        "trusted": believed(*alone, labels, trusted_labels, known)[0],
+        "mixed": believed(*mixed, labels, trusted_labels)[0],
+        "beliefs": believed(*by_belief, labels, trusted_labels)[0],
+    }
     target_only = alone[1].copy()
     unseen = np.setdiff1d(np.arange(classes), trusted_labels)
     for answer, of_all in zip(alone, mixed, strict=True):
         answer[:, unseen] = of_all[:, unseen]  # of these classes the trusted examples know nothing
-    answers = (alone, mixed, rounds)
     exponents = exponents_of([its for _, its in answers], trusted_labels)
     probabilities, of_known = (product(side, exponents) for side in zip(*answers, strict=True))
     right, of_trusted = believed(probabilities, of_known, labels, trusted_labels)
-    of_wrong, checked = None, None
-    if before is not None:
-        is_wrong = (before >= 0) & (before != trusted_labels)
-        of_wrong = believed(probabilities, of_known[is_wrong], labels, before[is_wrong])[1]
-        checked = int((before >= 0).sum()), int(is_wrong.sum())
+    belief, _ = believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)
     model = fitted(
         learner,
         np.concatenate([features, trusted_features]),
         np.concatenate([labels, trusted_labels]),
-        np.concatenate([right**SHARPNESS, np.full(m, TRUSTED_WEIGHT)]),
+        np.concatenate([belief**SHARPNESS, np.ones(m)]),
     )
     return Beliefs(
         right=right,
         of_trusted=of_trusted,
         signals=single,
-        belief=believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)[0],
+        belief=belief,
         probabilities=probabilities,
         trusted_probabilities=of_known,
         labels=labels,
         trusted_labels=trusted_labels,
-        of_wrong=of_wrong,
-        checked=checked,
+        before=before,
         rivals={"mixed": mixed[1], "target_only": target_only},
         model=model,
     )

@@ -36,13 +36,13 @@ FAR = 4.0  # signals are clipped at this many standard deviations
 class PlantedProbes:
     """m probes, appended to the n source examples: their labels as planted, and their true labels.
 
-    checked: the number of target examples and of their wrong labels, if their labels from before a check are known
+    earlier: whether the labels are those from before a check of the target
     """
 
     n_source: int
     labels: Tensor
     truth: Tensor
-    checked: tuple[int, int] | None = None
+    earlier: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,19 +68,17 @@ class PlantedProbes:
         signals: by name (n + m,), each a trust: the higher, the more probably the label is right
         probabilities: (n + m, classes) of the trained model
         """
-        n, is_right = self.n_source, (self.labels == self.truth).cpu().numpy()
+        n = self.n_source
         trust = np.mean([_standardized(signal.double().cpu().numpy(), n) for signal in signals.values()], axis=0)
         of_source, of_probes = np.split(probabilities.double().cpu().numpy(), [n])
-        right = trust[n:][is_right]
         return Judgement(
             right=trust[:n],
-            of_trusted=right,
+            of_trusted=trust[n:],
             probabilities=of_source,
-            trusted_probabilities=of_probes[is_right],
+            trusted_probabilities=of_probes,
             labels=labels.cpu().numpy(),
-            trusted_labels=self.truth.cpu().numpy()[is_right],
-            of_wrong=None if self.checked is None else trust[n:][~is_right],
-            checked=self.checked,
+            trusted_labels=self.truth.cpu().numpy(),
+            before=self.labels.cpu().numpy() if self.earlier else None,
         )
 
 
@@ -111,17 +109,16 @@ def plant(
     """
     classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
-    labels, known, checked = truth, torch.ones(len(truth), dtype=torch.bool), None
+    labels, known = truth, torch.ones(len(truth), dtype=torch.bool)
     if labels_before is not None:
         labels = checked_before(labels_before, truth, classes)
         known = torch.isin(labels, truth.unique())
-        checked = int(known.sum()), int((labels != truth)[known].sum())
     places = known.nonzero().flatten()
     m = min(number_of_probes(share, len(source), len(target)), len(places))
     chosen = places[_in_proportion(truth[places], m, classes, seed)]
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False
-    probes = PlantedProbes(len(source), labels[chosen], truth[chosen], checked)
+    probes = PlantedProbes(len(source), labels[chosen], truth[chosen], labels_before is not None)
     return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
 
 

@@ -2,8 +2,8 @@
 
 Trusted examples have right labels and were judged like the source's, so the share of them below a threshold is how
 often a right label falls there. Of n source examples below it about FPR·n·(1 − share of wrong labels) are false alarms,
-whatever the mistakes are: only right labels must be alike on both sides. Where trusted examples were picked from the
-source and their labels from before the check are known, the wrong ones show how mistakes look, and how many there are.
+whatever the mistakes are: only right labels must be alike on both sides. That holds exactly where the trusted examples
+are a sample of the source whose earlier labels are known: the share of wrong labels is then counted on them.
 
 NumPy and SciPy in double precision; all functions are pure.
 """
@@ -19,6 +19,7 @@ from soseleto.suspects.cross_fit import Array, Judgement
 
 AUDITED, EARLIER_LABELS, FROM_TRUSTED = "audited", "from earlier labels", "from trusted examples"
 WIDEST = 0.5  # an interval wider than this says nothing: the number is unknown
+LEAST = 10  # suspects on a list whose precision is not reached
 LEVEL = 0.025  # of each end of an interval
 ERRORS = 2.0  # standard errors at each end of the interval of the share
 CHOSEN = 0.5  # further ones where the quantile that says most is chosen
@@ -67,27 +68,28 @@ class Judged:
 def judge(found: Judgement, precision: float = 0.9) -> Judged:
     """The suspects: as many as ``precision`` allows, at most as many as labels are expected to be wrong.
 
-    Where it allows none, those of the list of the highest precision. One false alarm more than was seen is reckoned
-    with: beliefs claim fewer, and where mistakes follow the features they are wrong by far.
+    Where it allows none, the list of the highest precision among short ones: at most LEAST, or as many as are wrong by
+    the lower end of the share. One false alarm more than was seen is reckoned with: beliefs claim fewer, and where
+    mistakes follow the features they are wrong by far. Of trusted examples with an earlier label only those show how
+    right labels look whose earlier label was right.
     """
     from scipy.stats import beta
 
-    n, m = len(found.right), len(found.of_trusted)
-    order = np.argsort(found.right, kind="stable")
+    n, order = len(found.right), np.argsort(found.right, kind="stable")
     counts = np.arange(1, n + 1)
-    weight = _like_the_source(found)
-    alarms = m * np.array([weight[found.of_trusted <= at].sum() for at in found.right[order]])
-    low = beta.ppf(LEVEL, np.maximum(alarms, 1e-9), m - alarms + 1)
-    high = beta.ppf(1 - LEVEL, alarms + 1, np.maximum(m - alarms, 1e-9))
-    rates = (alarms + 1) / (m + 1), low, high
-    share = _wrong_share(found, weight)
-    if found.of_wrong is None:
-        right = [n * (1 - wrong) / counts for wrong in (share.value, share.high, share.low)]
-        false, low, high = (np.clip(rate * of, 0.0, 1.0) for rate, of in zip(rates, right, strict=True))
-    else:
-        false, low, high = _false_by_mistakes(rates, found.of_wrong, found.right[order], share)
-    allowed = np.flatnonzero(1 - false >= precision)
-    count = min(int(allowed[-1] if len(allowed) else false.argmin()) + 1, round(share.value * n))
+    weight, share = _like_the_source(found), _wrong_share(found)
+    of = max(int((weight > 0).sum()), 1)
+    by_score = np.argsort(found.of_trusted)
+    below = np.searchsorted(found.of_trusted[by_score], found.right[order], side="right")
+    alarms = of * np.append(0.0, np.cumsum(weight[by_score]))[below]
+    low = beta.ppf(LEVEL, np.maximum(alarms, 1e-9), of - alarms + 1)
+    high = beta.ppf(1 - LEVEL, alarms + 1, np.maximum(of - alarms, 1e-9))
+    rest = n * (1 - share.value) / counts
+    false, low, high = (np.clip(rate * rest, 0.0, 1.0) for rate in ((alarms + 1) / (of + 1), low, high))
+    expected = round(share.value * n)
+    allowed = np.flatnonzero(1 - false[:expected] >= precision)
+    count = int(allowed[-1]) + 1 if len(allowed) else min(int(false.argmin()) + 1, max(LEAST, round(share.low * n)))
+    count = min(count, expected)
     suspects = np.zeros(n, dtype=bool)
     suspects[order[:count]] = True
     at = max(count - 1, 0)
@@ -95,19 +97,36 @@ def judge(found: Judgement, precision: float = 0.9) -> Judged:
     return Judged(order, false, low, high, suspects, stated, share)
 
 
-def _false_by_mistakes(rates: tuple[Array, ...], of_wrong: Array, thresholds: Array, share: Estimate) -> list[Array]:
-    """The share of false alarms with its interval, where it is known how wrong labels look too."""
-    from scipy.stats import beta
+def _like_the_source(found: Judgement) -> Array:
+    """(m,) weights of the trusted examples that count, summing to one: every class is as frequent as in the source."""
+    truth, before = found.trusted_labels, found.before
+    right = np.ones(len(truth)) if before is None else 1.0 * ((before < 0) | (before == truth))
+    if found.probabilities is not None:
+        classes = found.probabilities.shape[1]
+        of_source = np.bincount(found.labels, minlength=classes) / len(found.labels)
+        right = right * (of_source / np.maximum(np.bincount(truth, right, minlength=classes), 1))[truth]
+    return np.asarray(right / max(right.sum(), 1e-12))
 
-    k = len(of_wrong)
-    hits = np.searchsorted(np.sort(of_wrong), thresholds, side="right")
-    found = (hits + 0.5) / (k + 1), beta.ppf(1 - LEVEL, hits + 1, np.maximum(k - hits, 1e-9))
-    ends = zip(rates, (found[0], found[1], beta.ppf(LEVEL, np.maximum(hits, 1e-9), k - hits + 1)), strict=True)
-    of_share = (share.value, share.high, share.low)
-    return [
-        (1 - wrong) * alarms / np.maximum((1 - wrong) * alarms + wrong * hit, 1e-12)
-        for (alarms, hit), wrong in zip(ends, of_share, strict=True)
-    ]
+
+def _wrong_share(found: Judgement) -> Estimate:
+    """The mean doubt; up to all that the classifiers do not confirm, since mistakes can look like the truth to them.
+
+    How often they err on right labels is known from the trusted examples only, which gives the standard error. With
+    earlier labels it is counted.
+    """
+    if found.before is not None and (found.before >= 0).any():
+        return _counted(found.before >= 0, (found.before >= 0) & (found.before != found.trusted_labels))
+    weight = _like_the_source(found)
+    if found.belief is None:
+        return _share_by_score(found.right, found.of_trusted, weight)
+    assert found.probabilities is not None
+    assert found.trusted_probabilities is not None
+    n, m = len(found.labels), len(found.trusted_labels)
+    error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
+    spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))
+    value = 1 - float(found.belief.mean())
+    unconfirmed = 1 - float(found.probabilities[np.arange(n), found.labels].mean())
+    return Estimate(value, max(value - spread, 0.0), min(max(unconfirmed, value) + spread, 1.0))
 
 
 def _share_by_score(of_source: Array, of_right: Array, weight: Array) -> Estimate:
@@ -132,38 +151,10 @@ def _share_by_score(of_source: Array, of_right: Array, weight: Array) -> Estimat
     return Estimate(*np.clip([value, low, max(high, found[-1][2])], 0.0, 1.0).tolist())
 
 
-def _counted_share(of: int, wrong: int) -> Estimate:
+def _counted(known: Array, wrong: Array) -> Estimate:
+    """The share of wrong labels among those that are known, with its exact interval."""
     from scipy.stats import beta
 
-    low, high = beta.ppf([LEVEL, 1 - LEVEL], wrong + 0.5, of - wrong + 0.5)
-    return Estimate(wrong / of, float(low), float(high))
-
-
-def _like_the_source(found: Judgement) -> Array:
-    """(m,) weights of the trusted examples, summing to one, by which every class is as frequent as in the source."""
-    if found.probabilities is None:
-        return np.full(len(found.trusted_labels), 1 / len(found.trusted_labels))
-    classes = found.probabilities.shape[1]
-    of_source = np.bincount(found.labels, minlength=classes) / len(found.labels)
-    of_trusted = np.bincount(found.trusted_labels, minlength=classes)
-    weight = (of_source / np.maximum(of_trusted, 1))[found.trusted_labels]
-    return np.asarray(weight / weight.sum())
-
-
-def _wrong_share(found: Judgement, weight: Array) -> Estimate:
-    """The mean doubt; up to all that the classifiers do not confirm, since mistakes can look like the truth to them.
-
-    How often they err on right labels is known from the trusted examples only, which gives the standard error.
-    """
-    if found.checked is not None:
-        return _counted_share(*found.checked)
-    if found.belief is None:
-        return _share_by_score(found.right, found.of_trusted, weight)
-    assert found.probabilities is not None
-    assert found.trusted_probabilities is not None
-    n, m = len(found.labels), len(found.trusted_labels)
-    error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
-    spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))
-    value = 1 - float(found.belief.mean())
-    unconfirmed = 1 - float(found.probabilities[np.arange(n), found.labels].mean())
-    return Estimate(value, max(value - spread, 0.0), min(max(unconfirmed, value) + spread, 1.0))
+    of, count = int(known.sum()), int(wrong.sum())
+    low, high = beta.ppf(LEVEL, max(count, 1e-9), of - count + 1), beta.ppf(1 - LEVEL, count + 1, max(of - count, 1e-9))
+    return Estimate((count + 0.5) / (of + 1), float(low), float(high))

@@ -122,7 +122,7 @@ class Evidence:
 
     @property
     def basis(self) -> str:
-        return FROM_TRUSTED if self.judgement.checked is None else EARLIER_LABELS
+        return FROM_TRUSTED if self.judgement.before is None else EARLIER_LABELS
 
     @cached_property
     def wrong_share(self) -> Estimate:
