@@ -27,8 +27,8 @@ def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """
     seen: list[Tensor] = []
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs = args[0].detach().float()
+    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        inputs = given[0].detach().float()
         seen.append(inputs.flatten(1, -2).mean(1) if inputs.ndim > 2 else inputs)
 
     layer = last_linear(model)
@@ -47,9 +47,9 @@ def last_linear(model: nn.Module) -> nn.Linear | None:
 
 def probabilities_of(learner: Any, features: np.ndarray, classes: int) -> np.ndarray:
     """(n, classes); a class that the learner was not trained on gets none."""
-    probabilities = np.zeros((len(features), classes))
-    probabilities[:, learner.classes_] = learner.predict_proba(features)
-    return probabilities
+    found = np.zeros((len(features), classes))
+    found[:, learner.classes_] = learner.predict_proba(features)
+    return found
 
 
 class Learned(nn.Module):
@@ -63,8 +63,8 @@ class Learned(nn.Module):
         with last_inputs(self.network) as seen:
             outputs = self.network(*inputs, **named)
         place = outputs if isinstance(outputs, Tensor) else seen[0]
-        probabilities = probabilities_of(self.learner, torch.cat(seen).cpu().numpy(), self.classes)
-        return torch.from_numpy(probabilities).clamp_min(TINY).log().float().to(place.device)
+        found = probabilities_of(self.learner, torch.cat(seen).cpu().numpy(), self.classes)
+        return torch.from_numpy(found).clamp_min(TINY).log().float().to(place.device)
 
 
 def to_bytes(learner: Any) -> bytes:
