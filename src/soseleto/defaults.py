@@ -364,23 +364,23 @@ def _library(part: nn.Module) -> str:
 
 
 def _optimizer(
-    facts: _Model, given: Any, lr: float | None, weight_decay: float | None, judged: Inputs | None
+    facts: _Model, chosen: Any, lr: float | None, weight_decay: float | None, judged: Inputs | None
 ) -> tuple[MakeOptimizer, MakeSchedule | None]:
     """judged: the inputs of the strong recipe in noisy mode."""
     schedule: MakeSchedule | None = warmup_cosine if facts.pretrained else linear
-    if isinstance(given, tuple | list):
-        given, schedule = given
-    if given is not None:
+    if isinstance(chosen, tuple | list):
+        chosen, schedule = chosen
+    if chosen is not None:
         if (
-            isinstance(given, torch.optim.Optimizer)
-            or not callable(given)
+            isinstance(chosen, torch.optim.Optimizer)
+            or not callable(chosen)
             or not (schedule is None or callable(schedule))
         ):
             raise UsageError(
                 "optimizer must be a function that makes one, since transfer mode adds heads, or a pair of it and a "
                 "schedule: write optimizer=functools.partial(torch.optim.Adam, lr=1e-3)."
             )
-        return given, schedule
+        return chosen, schedule
     settings: dict[str, Any] = {"lr": facts.lr if lr is None else lr, "weight_decay": weight_decay or 0.0}
     if facts.pretrained:
         if judged == "tokens" and lr is None and settings["lr"] == PRETRAINED_LR:
@@ -408,9 +408,9 @@ def batch_size_for(n: int) -> int:
     return min(n, max(SMALLEST_BATCH, min(LARGEST_BATCH, power)))
 
 
-def _target_batch(given: Any, n_target: int | None, judged: Inputs | None) -> Any:
-    if given is not None or n_target is None:
-        return given
+def _target_batch(chosen: Any, n_target: int | None, judged: Inputs | None) -> Any:
+    if chosen is not None or n_target is None:
+        return chosen
     return min(TARGET_BATCH if judged in (None, "tokens") else STRONG_TARGET_BATCH, n_target)
 
 
@@ -484,17 +484,17 @@ def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=shape[0] == 3 and not signs)
 
 
-def _augments(given: Any, method: Method, inputs: Inputs) -> Augments:
-    """As given, checked against the method; by default views for a method that takes them, else nothing."""
+def _augments(chosen: Any, method: Method, inputs: Inputs) -> Augments:
+    """As chosen, checked against the method; by default views for a method that takes them, else nothing."""
     takes_views = getattr(method, "takes_views", False)
-    if given is None and isinstance(method, Strong):
-        given = views_for(inputs)
-    if given is None or isinstance(given, Augment | AnyViews):
-        given = (given, given)
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if chosen is None and isinstance(method, Strong):
+        chosen = views_for(inputs)
+    if chosen is None or isinstance(chosen, Augment | AnyViews):
+        chosen = (chosen, chosen)
+    if not isinstance(chosen, tuple | list) or len(chosen) != 2:
         raise UsageError("augment must be one Augment for both sides, or a pair (source, target): either may be None.")
-    if takes_views and not all(isinstance(side, AnyViews) for side in given):
+    if takes_views and not all(isinstance(side, AnyViews) for side in chosen):
         raise UsageError(f"the method {type(method).__name__} needs two views of every image: write augment=Views().")
-    if not takes_views and any(isinstance(side, AnyViews) for side in given):
+    if not takes_views and any(isinstance(side, AnyViews) for side in chosen):
         raise UsageError(f"the method {method.name!r} takes one view of an image: write augment=Augment(...).")
-    return given[0], given[1]
+    return chosen[0], chosen[1]

@@ -181,8 +181,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         check_is_fitted(self)
         rows, _ = self._fitted_inputs.rows(self, X, None, reset=False)
         device = next(self.model_.parameters()).device
-        made = Predictor(model=self.model_, prepare=self._prepare, device=device)
-        return made.predict_proba(rows).double().numpy()
+        predictor = Predictor(model=self.model_, prepare=self._prepare, device=device)
+        return predictor.predict_proba(rows).double().numpy()
 
     def _target(self, target: tuple[Any, Any]) -> tuple[Tensor, np.ndarray]:
         X, _ = self._fitted_inputs.rows(self, target[0], None, reset=False)
@@ -225,10 +225,10 @@ class _Inputs:
                 return inputs, _labels_of(y, X)
             receipt.report()
             return inputs, None
-        given = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
+        checks = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
-            return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None
-        checked, labels = validate_data(estimator, _array(X), y, reset=reset, **given)
+            return _tensor(validate_data(estimator, _array(X), reset=reset, **checks)), None
+        checked, labels = validate_data(estimator, _array(X), y, reset=reset, **checks)
         return _tensor(checked), labels
 
     def standardization(self, rows: Tensor, wanted: bool) -> bool | Preprocess:

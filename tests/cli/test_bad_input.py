@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from soseleto.cli.main import main
 from soseleto.run_folder.folder import RunFolder
+from typing_in import run, typed
 
 Spoil = Callable[[Path], None]
 
@@ -85,12 +85,10 @@ FILES = {
 }
 
 
-def refused(desk: Path, source: str, target: str, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(desk: Path, source: str, target: str) -> str:
     words = ["fit", "--source", desk / source, "--target", desk / target, "--out", desk / "run", "--epochs", 1]
-    with pytest.raises(SystemExit) as left:
-        main([str(word) for word in [*words, "--folds", 0]])
-    _, err = capsys.readouterr()
-    assert left.value.code in (1, 2)
+    code, _, err = typed(*words, "--folds", 0)
+    assert code in (1, 2)
     first, *problems = err.splitlines()
     assert first.startswith("soseleto: ")
     assert first.endswith(".")
@@ -100,58 +98,52 @@ def refused(desk: Path, source: str, target: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_bad_folders(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_folders(kind: str, desk: Path) -> None:
     spoil, sentence = FOLDERS[kind]
     spoil(desk)
-    assert sentence in refused(desk, "source", "target", capsys)
+    assert sentence in refused(desk, "source", "target")
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_bad_tables(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_tables(kind: str, desk: Path) -> None:
     spoil, sentence = TABLES[kind]
     spoil(desk)
     target = "target" if kind == "missing file" else "target.csv"
-    assert sentence in refused(desk, "source.csv", target, capsys)
+    assert sentence in refused(desk, "source.csv", target)
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_bad_files(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files(kind: str, desk: Path) -> None:
     name, sentence = FILES[kind]
     (desk / "notes.txt").write_text("hello")
     (desk / "torn.npz").write_bytes(b"PK")
     np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
-    assert sentence in refused(desk, name, "target", capsys)
+    assert sentence in refused(desk, name, "target")
 
 
 def fit(desk: Path, source: str, target: str, *more: str) -> RunFolder:
-    words = ["fit", "--source", f"{desk}/{source}", "--target", f"{desk}/{target}", "--out", f"{desk}/run", *more]
-    with pytest.raises(SystemExit) as left:
-        main([*words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
-    assert left.value.code == 0
+    words = ["fit", "--source", desk / source, "--target", desk / target, "--out", desk / "run", *more]
+    run(*words, "--epochs", 1, "--folds", 0, "--model", "mlp", "--device", "cpu")
     return RunFolder.open(desk / "run")
 
 
-def test_names_that_are_not_utf8_go_through_a_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_not_utf8_go_through_a_run(desk: Path) -> None:
     folder = os.fsencode(desk / "source/cat")
     try:
         os.rename(os.path.join(folder, b"0.png"), os.path.join(folder, b"\xe9.png"))
     except OSError:
         pytest.skip("the file system has only names of text")
-    run = fit(desk, "source", "target")
-    assert r"cat/\xe9.png" in run.ranking()["id"]
-    for verb in (["rank", str(run.path)], ["predict", str(run.path), f"{desk}/source"]):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main(verb)
-        assert left.value.code == 0
-        assert r"cat/\xe9.png" in capsys.readouterr().out
+    trained = fit(desk, "source", "target")
+    assert r"cat/\xe9.png" in trained.ranking()["id"]
+    for verb in (["rank", trained.path], ["predict", trained.path, desk / "source"]):
+        assert r"cat/\xe9.png" in run(*verb)
 
 
-def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_that_the_messages_name(desk: Path) -> None:
     text = (desk / "source.csv").read_text()
     (desk / "source.csv").write_bytes(text.replace("cat", "Bébé").replace("dog", "dog ").encode("latin-1"))
     (desk / "target.csv").write_bytes((desk / "target.csv").read_text().replace("cat", "bébé").encode("latin-1"))
-    assert "encoding = 'latin-1' under [reading]" in refused(desk, "source.csv", "target.csv", capsys)
+    assert "encoding = 'latin-1' under [reading]" in refused(desk, "source.csv", "target.csv")
     (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\nmerge_labels = true\n")
-    run = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
-    assert run.config()["classes"] == ["bébé", "dog"]
+    trained = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
+    assert trained.config()["classes"] == ["bébé", "dog"]

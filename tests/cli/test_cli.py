@@ -12,7 +12,6 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,38 +19,18 @@ import torch
 from rich.console import Console
 
 from soseleto.cli import demo as synthetic
-from soseleto.cli.main import main
 from soseleto.data import Reading
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.training.progress import LiveLine
+from typing_in import Said, Type, typed
 
 COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "check-gradients")
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Soseleto:
-    """``soseleto WORDS`` in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-
-    def __call__(self, *words: object) -> Said:
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in words])
-        out, err = self.capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return Said(left.value.code, out, err)
-
-
 @pytest.fixture
-def soseleto(capsys: pytest.CaptureFixture[str]) -> Soseleto:
-    return Soseleto(capsys)
+def soseleto() -> Type:
+    return typed
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +66,7 @@ def test_help_is_quick_and_does_without_torch() -> None:
 
 
 @pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS)])
-def test_help_fits_eighty_columns(
-    soseleto: Soseleto, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_eighty_columns(soseleto: Type, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = soseleto(*command, "--help")
     assert said.code == 0
@@ -98,13 +75,13 @@ def test_help_fits_eighty_columns(
     assert "..." not in plain  # nothing cut off
 
 
-def test_without_words_it_prints_its_help(soseleto: Soseleto) -> None:
+def test_without_words_it_prints_its_help(soseleto: Type) -> None:
     said = soseleto()
     assert said.code == 0
     assert all(f"│ {command} " in said.out for command in COMMANDS)
 
 
-def test_version(soseleto: Soseleto) -> None:
+def test_version(soseleto: Type) -> None:
     said = soseleto("--version")
     assert (said.code, said.out.split()[0]) == (0, "soseleto")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -138,14 +115,14 @@ def test_version(soseleto: Soseleto) -> None:
     ],
 )
 def test_words_that_are_off_are_one_sentence_and_exit_two(
-    soseleto: Soseleto, run: Path, words: list[str], sentence: str
+    soseleto: Type, run: Path, words: list[str], sentence: str
 ) -> None:
     said = soseleto(*[str(run) if word == "RUN" else word for word in words])
     assert sentence.lower() in one_sentence(said).lower()
     assert said.code == 2
 
 
-def test_work_that_fails_exits_one(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+def test_work_that_fails_exits_one(soseleto: Type, run: Path, tmp_path: Path) -> None:
     copy = RunFolder.create(tmp_path / "copy")
     copy.write_config({})
     said = soseleto("rank", copy.path)
@@ -154,7 +131,7 @@ def test_work_that_fails_exits_one(soseleto: Soseleto, run: Path, tmp_path: Path
 
 
 def test_an_error_nobody_foresaw_is_named_and_debug_shows_where(
-    soseleto: Soseleto, run: Path, monkeypatch: pytest.MonkeyPatch
+    soseleto: Type, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(path: Path, out: Path | None) -> Path:
         raise ZeroDivisionError("division by zero")
@@ -169,7 +146,7 @@ def test_an_error_nobody_foresaw_is_named_and_debug_shows_where(
     assert loud.code == 1
 
 
-def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path) -> None:
+def test_rank_prints_the_whole_ranking_best_first(soseleto: Type, run: Path) -> None:
     said = soseleto("rank", run)
     rows = list(csv.DictReader(io.StringIO(said.out)))
     ranking = RunFolder.open(run).ranking()
@@ -179,7 +156,7 @@ def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path)
 
 
 def test_demo_writes_a_run_a_report_and_what_it_found(
-    soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    soseleto: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic, "EPOCHS", 1)
     said = soseleto("demo", "--out", tmp_path / "demo", "--seed", 1)
@@ -191,7 +168,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     assert "Source points, classified by weight" in (tmp_path / "demo" / "report.html").read_text("utf-8")
 
 
-def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Soseleto, tmp_path: Path) -> None:
+def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Type, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     words = ["fit", "--source", tmp_path / "none.csv", "--target", tmp_path / "none.csv", "--out"]
     for out in ("file", "file/run"):
@@ -201,7 +178,7 @@ def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Soseleto, 
 
 @pytest.mark.parametrize("words", [["predict", "RUN", "x.csv"], ["export", "RUN", "--onnx", "m.onnx"]])
 def test_answers_of_a_fit_that_has_not_ended_are_called_so(
-    soseleto: Soseleto, run: Path, tmp_path: Path, words: list[str]
+    soseleto: Type, run: Path, tmp_path: Path, words: list[str]
 ) -> None:
     unfinished = tmp_path / "run"
     shutil.copytree(run, unfinished)
@@ -214,7 +191,7 @@ def test_answers_of_a_fit_that_has_not_ended_are_called_so(
     assert note not in soseleto(*words).err
 
 
-def test_force_of_a_folder_is_refused_as_such(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+def test_force_of_a_folder_is_refused_as_such(soseleto: Type, run: Path, tmp_path: Path) -> None:
     said = soseleto("export", run, "--pretrained", tmp_path / "folder", "--force")
     assert "--force has no effect on --pretrained, which never replaces a folder" in one_sentence(said)
 
@@ -246,14 +223,14 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
     process.wait()
 
 
-def test_check_gradients_prints_every_engine(soseleto: Soseleto) -> None:
+def test_check_gradients_prints_every_engine(soseleto: Type) -> None:
     said = soseleto("check-gradients", "--model", "mlp", "--batch", 4)
     assert said.code == 0
     assert all(engine in said.out for engine in ("layerwise", "forward", "double_backward", "loop"))
     assert said.out.endswith("auto takes layerwise.\n")
 
 
-def test_check_gradients_on_the_users_model(soseleto: Soseleto, tmp_path: Path) -> None:
+def test_check_gradients_on_the_users_model(soseleto: Type, tmp_path: Path) -> None:
     """A model as for fit; its BatchNorm is why layerwise declines, with its name."""
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
@@ -271,7 +248,7 @@ def test_check_gradients_on_the_users_model(soseleto: Soseleto, tmp_path: Path) 
     assert "--shape must be numbers with commas" in one_sentence(odd)
 
 
-def test_check_gradients_on_ones_own_file(soseleto: Soseleto, tmp_path: Path) -> None:
+def test_check_gradients_on_ones_own_file(soseleto: Type, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WIDTH = 3\n")
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom beside import WIDTH\n"
@@ -297,7 +274,7 @@ def write_table(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Soseleto, tmp_path: Path) -> None:
+def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Type, tmp_path: Path) -> None:
     source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
     source.write_text(source.read_text() + "0.5,inf,left\n")
     words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--epochs", 1]
@@ -383,7 +360,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize("words", OUTPUTS, ids=lambda words: f"{words[0]} {words[-2]}")
 def test_no_command_writes_over_the_source_or_a_run_or_without_force_over_any_file(
-    soseleto: Soseleto, table_run: tuple[Path, Path], tmp_path: Path, words: list[str]
+    soseleto: Type, table_run: tuple[Path, Path], tmp_path: Path, words: list[str]
 ) -> None:
     run, source = table_run
     (run / "review.jsonl").write_text('{"id": "r1", "action": "drop"}\n')
@@ -392,22 +369,22 @@ def test_no_command_writes_over_the_source_or_a_run_or_without_force_over_any_fi
     os.link(run / "ranking.parquet", in_the_run)
     before = {file: file.read_bytes() for file in (source, in_the_run, tmp_path / "mine.csv", *run.iterdir())}
 
-    def typed(file: Path, *more: str) -> Said:
+    def with_output(file: Path, *more: str) -> Said:
         return soseleto(*[{"RUN": run, "FILE": file}.get(word, word) for word in words], *more)
 
     for said, sentence in (
-        (typed(source), "is an input of this command"),
-        (typed(source, "--force"), "is an input of this command"),
-        (typed(in_the_run), "is inside the run folder"),
-        (typed(in_the_run, "--force"), "is inside the run folder"),
-        (typed(tmp_path / "mine.csv"), "exists already: add --force"),
+        (with_output(source), "is an input of this command"),
+        (with_output(source, "--force"), "is an input of this command"),
+        (with_output(in_the_run), "is inside the run folder"),
+        (with_output(in_the_run, "--force"), "is inside the run folder"),
+        (with_output(tmp_path / "mine.csv"), "exists already: add --force"),
     ):
         assert sentence in one_sentence(said)
         assert said.code == 2
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_force_replaces_another_file(soseleto: Soseleto, table_run: tuple[Path, Path], tmp_path: Path) -> None:
+def test_force_replaces_another_file(soseleto: Type, table_run: tuple[Path, Path], tmp_path: Path) -> None:
     run, out = table_run[0], tmp_path / "out.csv"
     for words in (["rank", run, "--out", out], ["review", run, "--export", out, "--suspects", "drop"]):
         out.write_text("old")

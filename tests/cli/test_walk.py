@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -20,9 +19,9 @@ from torch import Tensor
 
 import soseleto
 from reviewing import serving
-from soseleto.cli.main import main
 from soseleto.data import Examples
 from soseleto.run_folder.folder import RunFolder
+from typing_in import run
 
 N_SOURCE, N_TARGET, N_TEST, N_WRONG = 300, 60, 100, 90
 
@@ -46,16 +45,6 @@ class Walk:
 
     def suspects(self) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(run("rank", self.out, "--suspects"))))
-
-
-def run(*words: object) -> str:
-    """What a command prints; it must succeed."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main([str(word) for word in words])
-    assert left.value.code == 0, err.getvalue()
-    assert isinstance(out.buffer, io.BytesIO)
-    return out.buffer.getvalue().decode()
 
 
 def generated(count: int, draw: torch.Generator, classes: int = 4) -> Examples:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import soseleto
-from experiments.methods.oracle import corrected
+from experiments.table1 import corrected
 from soseleto import Heads, Inputs
 from soseleto.data import Examples, read_pair
 from soseleto.defaults import DefaultMethod

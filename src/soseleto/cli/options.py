@@ -77,7 +77,7 @@ def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[st
 
 def of_table(cls: type[T], table: Mapping[str, Any], name: str, **more: Any) -> T:
     """An object of the fields in a table; ``more`` are those of the command's options, without those that are None."""
-    known = [one.name for one in fields(cls)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for key in table:
         if key not in known:
             raise UsageError(f"[{name}] has no key {key!r}{did_you_mean(key, known)}.")

@@ -232,14 +232,14 @@ def mixed(
     partner = order.argsort()
     share = quantiles(u, mixup)
     blend = share.view(-1, *[1] * (inputs.ndim - 1)).to(inputs.dtype)
-    made = blend * inputs + (1 - blend) * inputs[partner]
+    mixed_inputs = blend * inputs + (1 - blend) * inputs[partner]
     if cutmix:
         inside = _rectangles(1 - share, x, y, *inputs.shape[2:])
         chosen = which < cutmix
         pasted = torch.where(inside[:, None], inputs[partner], inputs)
-        made = torch.where(chosen.view(-1, 1, 1, 1), pasted, made)
+        mixed_inputs = torch.where(chosen.view(-1, 1, 1, 1), pasted, mixed_inputs)
         share = torch.where(chosen, 1 - inside.float().mean((1, 2)), share)
-    return made, share[:, None] * classes + (1 - share[:, None]) * classes[partner]
+    return mixed_inputs, share[:, None] * classes + (1 - share[:, None]) * classes[partner]
 
 
 def quantiles(u: Tensor, a: float) -> Tensor:

@@ -93,10 +93,10 @@ def load_function(name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(path.parent.resolve()))
     with running(str(path)):
         spec.loader.exec_module(module)
-    found = getattr(module, function, None)
-    if not callable(found):
+    maker = getattr(module, function, None)
+    if not callable(maker):
         raise UsageError(f"{path} has no function {function!r}{did_you_mean(function, dir(module))}.")
-    return found
+    return maker
 
 
 def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:

@@ -99,13 +99,13 @@ class CapturedStep:
             return self._eager(source, target, monitor=monitor)
         drawn, before = _drawn_on_host(), attributes(self._model)
         with as_if_recording():
-            found = self._eager(source, target, monitor=monitor)
+            numbers = self._eager(source, target, monitor=monitor)
         self._changes += attributes(self._model) != before  # a few may be for values that are computed once
         if _drawn_on_host() != drawn:
             self._give_up("the model draws random numbers on the CPU, which a CUDA graph would not draw again")
         elif self._changes > WARM_UP:
             self._give_up("the model changes attributes of its own in every step, which a CUDA graph would not do")
-        return found
+        return numbers
 
     def _give_up(self, why: str) -> None:
         self._possible = False

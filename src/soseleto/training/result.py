@@ -185,9 +185,9 @@ def _spread(column: np.ndarray, places: np.ndarray, n: int) -> np.ndarray:
     """(n,) with the values at these places, and empty ones at the others."""
     if len(places) == n:
         return column
-    made = np.full(n, "" if column.dtype == object else np.nan, dtype=column.dtype)
-    made[places] = column
-    return made
+    whole = np.full(n, "" if column.dtype == object else np.nan, dtype=column.dtype)
+    whole[places] = column
+    return whole
 
 
 def _features(source: ExampleSet) -> np.ndarray | None:

@@ -275,9 +275,9 @@ def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise if the run in a folder was started with another configuration."""
-    if found := differences(old, new, {**old, **new}):
+    if changed := differences(old, new, {**old, **new}):
         raise UsageError(
-            f"{path} holds an unfinished run that cannot be resumed, since {', '.join(found)}: "
+            f"{path} holds an unfinished run that cannot be resumed, since {', '.join(changed)}: "
             "give the same as before, or another folder."
         )
 
