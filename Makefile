@@ -20,6 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY) ## the paper's synthetic experiment: a run folder and its report, in seconds
+	rm -rf runs/demo
 	$(BIN)/soseleto demo --out runs/demo
 
 test: $(READY) ## all tests (those on the public data sets need SOSELETO_DATA)
