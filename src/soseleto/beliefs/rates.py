@@ -44,7 +44,7 @@ def judge(found: Beliefs, precision: float = 0.9) -> Judged:
     """
     from scipy.stats import beta
 
-    n, m = len(found.right), len(found.of_trusted)
+    n, m = len(found.right), found.trusted_count
     order = np.argsort(found.right, kind="stable")
     counts = np.arange(1, n + 1)
     weight = _like_the_source(found)
@@ -77,7 +77,7 @@ def _wrong_share(found: Beliefs, weight: Array) -> Estimate:
 
     How often they err on right labels is known from the trusted examples only, which gives the standard error.
     """
-    n, m = len(found.labels), len(found.trusted_labels)
+    n, m = len(found.labels), found.trusted_count
     error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
     spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))
     value = 1 - float(found.belief.mean())

@@ -15,6 +15,8 @@ from soseleto.errors import UsageError
 from soseleto.suspects.calibration import FROM_TRUSTED, Estimate
 from soseleto.suspects.suspects import Suspects
 
+EVIDENCE = 5.0  # standard errors, which are too small by half for answers of cross-fitting
+
 
 @dataclass(frozen=True, eq=False)
 class FromBeliefs:
@@ -51,9 +53,11 @@ class FromBeliefs:
     @cached_property
     def _of_judged(self) -> Beliefs:
         """The beliefs in labels that are judged."""
-        at, found = self.judged.numpy(), self.found
-        parts = {name: getattr(found, name)[at] for name in ("right", "belief", "probabilities", "labels")}
-        return replace(found, **parts)
+        return _of(self.found, self.judged)
+
+    def subset(self, kept: Tensor) -> FromBeliefs:
+        """The same of some source examples, by a mask (n,)."""
+        return FromBeliefs(_of(self.found, kept), self.judged[kept])
 
     @cached_property
     def _probability(self) -> Array:
@@ -67,6 +71,18 @@ class FromBeliefs:
         probability = np.empty(len(counts))
         probability[judged.order] = 1.0 - smooth - 1e-9 * counts  # so that no two are equal
         return np.clip(probability, 0.0, 1.0)
+
+    @cached_property
+    def _informative(self) -> bool:
+        """Whether held-out trusted labels are more probable than those of other trusted examples, beyond chance.
+
+        Where they are not, as with labels by coin flip, the best of many thresholds looks good by luck. The joined
+        answer cannot tell, since its exponents were chosen on the same labels.
+        """
+        found, labels = self.found, self.found.trusted_labels
+        said = sum(found.rivals.values()) / len(found.rivals)
+        gain = said[np.arange(len(labels)), labels] - said.mean(axis=0)[labels]
+        return bool(gain.mean() > EVIDENCE * gain.std() / np.sqrt(found.trusted_count))
 
     @cached_property
     def _suggested(self) -> Tensor:
@@ -99,6 +115,7 @@ class FromBeliefs:
         last = [float(1.0 - end[count - 1]) for end in ends] if count else [1.0, 0.0, 1.0]
         value, low, high = last
         found = [count / n * part for part in (value, low, high)]
+        stated, found = [last, found] if self._informative else [[value, 0.0, 1.0], [found[0], 0.0, 1.0]]
         shares = [max(part, 1e-9) for part in (share.value, share.high, share.low)]
         recall = [min(hits / of, 1.0) for hits, of in zip(found, shares, strict=True)]
         return Suspects(
@@ -106,8 +123,14 @@ class FromBeliefs:
             suggested=self._suggested,
             threshold=float(self._probability[judged.order[count - 1]]) if count else 1.0,
             is_suspect=is_suspect,
-            precision=Estimate(value, low, high),
+            precision=Estimate(*stated),
             recall=Estimate(*recall),
             wrong_share=share,
             calibrated=self,
         )
+
+
+def _of(found: Beliefs, kept: Tensor) -> Beliefs:
+    """The beliefs in some of the source's labels."""
+    parts = {name: getattr(found, name)[kept.numpy()] for name in ("right", "belief", "probabilities", "labels")}
+    return replace(found, **parts)

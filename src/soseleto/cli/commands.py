@@ -98,6 +98,10 @@ RunOut = Annotated[Path, RUN(help="The run folder to write.")]
 LabelColumn = Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")]
 TextColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")]
 DropColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")]
+GroupColumn = Annotated[
+    str | None,
+    DATA(metavar="NAME", help="Column, such as a patient, whose rows stay on one side of every split."),
+]
 ImageSize = Annotated[int | None, DATA(help="Resize images to this many pixels a side.")]
 SkipBad = Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")]
 Config = Annotated[
@@ -120,6 +124,7 @@ def scan(
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     drop_column: DropColumn = None,
+    group_column: GroupColumn = None,
     image_size: ImageSize = None,
     skip_bad: SkipBad = False,
     model: Annotated[
@@ -167,6 +172,7 @@ def fit(
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     drop_column: DropColumn = None,
+    group_column: GroupColumn = None,
     image_size: ImageSize = None,
     skip_bad: SkipBad = False,
     mode: Annotated[

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from soseleto.beliefs.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
 from soseleto.beliefs.suspects import FromBeliefs
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
-from soseleto.data import ExampleSet, TablePreparation, structure
+from soseleto.data import Examples, ExampleSet, TablePreparation, structure
 from soseleto.data.examples import in_pieces
+from soseleto.data.groups import kept_together
 from soseleto.data.reading import Reading
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
@@ -103,6 +104,7 @@ class First:
     network: Network
     features: tuple[Array, Array]
     labels: tuple[Array, Array]
+    groups: tuple[Array, Array] | None
     learner: Any
     seed: int
 
@@ -116,10 +118,14 @@ class First:
         assert isinstance(self.result.evidence, FromBeliefs)
         return self.result.evidence.found
 
-    def beliefs(self, kept: Array) -> Beliefs:
-        """As if only these examples of the target were known, given by their places."""
-        (of_source, of_target), (labels, trusted) = self.features, self.labels
-        return _beliefs((of_source, of_target[kept]), (labels, trusted[kept]), self.network, self.learner, self.seed)
+    def beliefs(self, source: Array, target: Array) -> Beliefs:
+        """As if only these examples were known, given by masks."""
+        features, labels, groups = (
+            pair and (pair[0][source], pair[1][target]) for pair in (self.features, self.labels, self.groups)
+        )
+        assert features is not None
+        assert labels is not None
+        return _beliefs(features, labels, groups, self.network, self.learner, self.seed)
 
 
 def first_answer(
@@ -138,6 +144,8 @@ def first_answer(
 ) -> First:
     """As ``scan``, with what ``compare`` needs further."""
     data, where = Data.read(source, target, "noisy"), choose_device(device)
+    of_source, of_target = kept_together(data.source, data.target)
+    data = replace(data, source=of_source, target=of_target)
     options = Options(
         mode="noisy",
         loss=as_losses(cross_entropy, "noisy"),
@@ -158,18 +166,25 @@ def first_answer(
     return first
 
 
-def enough_trusted(labels: Array) -> bool:
+def enough_trusted(examples: Examples) -> bool:
     """Whether every fold leaves two classes to learn."""
+    labels, groups = examples.labels.cpu().numpy(), examples.groups
+    if groups is not None:
+        labels = np.unique(np.stack([groups.numpy(), labels]), axis=1)[1]
     return int((np.bincount(labels) >= 2).sum()) >= 2
 
 
 def _beliefs(
-    features: tuple[Array, Array], labels: tuple[Array, Array], network: Network, learner: Any, seed: int
+    features: tuple[Array, Array],
+    labels: tuple[Array, Array],
+    groups: tuple[Array, Array] | None,
+    network: Network,
+    learner: Any,
+    seed: int,
 ) -> Beliefs:
     assert network.outputs is not None
-    return cross_fit(
-        features[0], labels[0], features[1], labels[1], classes=network.outputs, learner=learner, seed=seed
-    )
+    choices: dict[str, Any] = {"classes": network.outputs, "learner": learner, "seed": seed, "groups": groups}
+    return cross_fit(features[0], labels[0], features[1], labels[1], **choices)
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -211,15 +226,18 @@ def _answered(
         records.folder.write_config(config)
         records.folder.cut_metrics(0)
     records.begin({"epochs": 1, "n_source": len(data.source), "n_target": len(data.target)}, resumed=False)
-    of_source, of_target = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
-    if not enough_trusted(of_target):
-        raise UsageError("the target needs two examples each of at least two classes: give more of them.")
+    assert isinstance(data.target, Examples)
+    if not enough_trusted(data.target):
+        raise UsageError(
+            "the target needs two examples each of at least two classes, of different groups: give more of them."
+        )
     features = _without_constants(
         features_of_set(network, data.source, device, records),
         features_of_set(network, data.target, device, records),
     )
-    labels = of_source, of_target
-    found = _beliefs(features, labels, network, learner, options.seed)
+    labels = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
+    groups = _groups_of(data.source, data.target)
+    found = _beliefs(features, labels, groups, network, learner, options.seed)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
     missing = data.classes_without_target()
@@ -247,10 +265,17 @@ def _answered(
         write_result(folder, result, network.model.state_dict())
         if isinstance(model, Learned):
             folder.write_learner(to_bytes(found.model))
-        folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(compared(found))})
+        judged = compared(found, data.target)
+        folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(judged)})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
-    return First(result, network, features, labels, learner, options.seed)
+    return First(result, network, features, labels, groups, learner, options.seed)
+
+
+def _groups_of(source: ExampleSet, target: Examples) -> tuple[Array, Array] | None:
+    if not isinstance(source, Examples) or source.groups is None or target.groups is None:
+        return None
+    return source.groups.numpy(), target.groups.numpy()
 
 
 def _weights(found: Beliefs) -> Weights:
@@ -269,11 +294,12 @@ def _wrong(source: ExampleSet) -> tuple[Tensor, Tensor] | None:
     return truth != source.labels.cpu(), truth >= 0
 
 
-def compared(found: Beliefs) -> list[Judged]:
-    """The classifiers beside each other on the trusted examples, each held out of its own training."""
+def compared(found: Beliefs, target: ExampleSet) -> list[Judged]:
+    """The classifiers beside each other on the target, each example held out of its own training."""
+    groups = target.groups if isinstance(target, Examples) else None
     places, labels = torch.arange(len(found.trusted_labels)), torch.from_numpy(found.trusted_labels)
     held_out = {SOSELETO: found.trusted_probabilities, **found.rivals}
-    return [Judged(name, torch.from_numpy(said), labels, places) for name, said in held_out.items()]
+    return [Judged(name, torch.from_numpy(said), labels, places, groups) for name, said in held_out.items()]
 
 
 def features_of_set(network: Network, examples: ExampleSet, device: torch.device, records: Records) -> np.ndarray:

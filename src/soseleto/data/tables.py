@@ -8,6 +8,7 @@ are text, exactly as it has them, so that labels and ids ("007" is not "7") and 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -240,6 +241,7 @@ class Columns(NamedTuple):
     path: str | None
     identity: str | None
     truth: str | None
+    group: str | None
 
 
 def usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -259,7 +261,8 @@ def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
     path = path_column_of(table, reading, what=what)
     identity = _column(table, reading, "id_column", IDS, what)
     truth = _column(table, reading, "truth_column", (), what)
-    columns = Columns(label, path, identity, truth)
+    group = _column(table, reading, "group_column", (), what)
+    columns = Columns(label, path, identity, truth, group)
     used = [column for column in columns if column is not None]
     if len(set(used)) != len(used):
         raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
@@ -317,19 +320,22 @@ def from_table(
     _check(table, name, what)
     if name != "source" and reading.truth_column not in table.column_names:
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
-    label, path, identity, truth = columns_of(table, reading, what=what)
+    if name == "source" and reading.group_column not in table.column_names:
+        reading = replace(reading, group_column=None)  # nothing is measured on the source
+    label, path, identity, truth, group = columns_of(table, reading, what=what)
     raw = Raw(
         name,
         labels_from(table[label].to_pylist(), name=name),
         ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
         truth=None if truth is None else names_of(table[truth].to_pylist()),
+        groups=None if group is None else _groups(cells.words(table[group]).to_pylist()),
         images=images,
     )
     if images is not None:
         return raw
     if path is not None:
         return _with_images(raw, table[path].to_pylist(), reading, folder)
-    return _with_features(raw, table, (label, identity, truth, reading.before_column), what)
+    return _with_features(raw, table, (label, identity, truth, group, reading.before_column), what)
 
 
 def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
@@ -343,7 +349,8 @@ def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, wha
     if path is not None:
         return _with_images(raw, table[path].to_pylist(), reading, folder)
     others = [column for column in table.column_names if column not in known]
-    roles = (reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS))
+    label, identity = reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS)
+    roles = (label, identity, reading.group_column)
     return _with_features(raw, table, roles, what)
 
 
@@ -359,6 +366,12 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
         if value is None or value == "":
             raise DataError(f"row {row} has no id in {where}: give every row one.")
     return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
+
+
+def _groups(names: Sequence[str | None]) -> torch.Tensor:
+    """A number for each name, the same in every table; -1 without a name."""
+    digests = (None if name is None else hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.tensor([-1 if digest is None else int.from_bytes(digest) >> 1 for digest in digests])
 
 
 def _with_features(raw: Raw, table: Any, roles: Sequence[str | None], what: str) -> Raw:

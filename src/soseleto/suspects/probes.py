@@ -74,6 +74,7 @@ class PlantedProbes:
             ids=None if planted.ids is None else planted.ids[:n],
             truth=None if planted.truth is None else planted.truth[:n],
             paths=None if planted.paths is None else planted.paths[:n],
+            groups=None,
         )
 
 
@@ -270,4 +271,5 @@ def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> Exa
         ids=ids,
         paths=paths,
         truth=truth,
+        groups=None,
     )
