@@ -16,7 +16,7 @@ from soseleto.comparison.compare import fold_places, plan
 from soseleto.data import Examples, Pair, Reading, read_pair
 from soseleto.data.groups import kept_together
 
-N, M, WIDTH = 300, 40, 6
+N, M, WIDTH = 200, 40, 6
 
 
 def coins(seed: int) -> tuple[Examples, torch.Tensor, torch.Tensor]:
@@ -52,8 +52,8 @@ def with_test(seed: int) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("made", [with_copies, with_groups, with_test])
 def test_nothing_looks_like_a_result_where_labels_are_coin_flips(made: Any) -> None:
-    source, target, test = made(3)
-    compared = soseleto.compare(lambda: _network(), source, target, test=test, epochs=8, lr=0.1, baselines=True)
+    source, target, test = made(1)
+    compared = soseleto.compare(lambda: _network(), source, target, test=test, epochs=2, lr=0.1, baselines=True)
     assert {row["method"] for row in compared.rows} >= {"soseleto", "ordinary", "mixed", "target_only", "scan"}
     for row in compared.rows:
         assert row["low"] <= 50 <= row["high"], row
@@ -94,11 +94,9 @@ def test_tables_with_copies_groups_contradictions_and_the_test_set_in_the_source
     source.loc[[10, 12], numbers] = test.loc[3, numbers].to_numpy()
     pair = read_pair(source, target, test, mode="noisy", reading=Reading(group_column="who"))
     texts = {problem.kind: str(problem) for problem in pair.problems}
-    assert texts["contradiction"] == (
-        "target: 1 example is there twice, under different labels (0 as x and 7 as y)."
-    )
+    assert texts["contradiction"] == ("target: 1 example is there twice, under different labels (0 as x and 7 as y).")
     left = {problem.text for problem in pair.dropped}
-    assert "the source has copies of 1 test example (test 3 = source 10, test 3 = source 12): " in str(left)
+    assert "the source has copies of 1 test example (test 3 = source 10, test 3 = source 12): 2 source " in str(left)
     assert "20 source examples are of groups that the test has too" in str(left)
     assert {"10", "12", "1", "4"}.isdisjoint(pair.source.ids)
     assert "who" not in (pair.columns or ())

@@ -21,7 +21,7 @@ from soseleto.data.cells import MISSING
 from soseleto.data.reading import Names, Problem, Raw, class_order, some
 from soseleto.errors import DataError, counted
 
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
 _WHOLE = re.compile(r"\A([+-]?)0*([0-9]+)(\.0+)?\Z", re.ASCII)
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")

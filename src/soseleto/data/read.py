@@ -206,6 +206,8 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
         return image_files.read_folder(path, name=name, reading=reading, labelled=labelled)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"the {name} {str(path)!r} is a pipe or a device: save the data to a file first.")
     if not path.is_file():
         neighbours = os.listdir(path.parent) if path.parent.is_dir() else []
         raise UsageError(f"the {name} {str(path)!r} is not there{did_you_mean(path.name, neighbours)}: check the path.")

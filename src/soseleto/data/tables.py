@@ -33,6 +33,7 @@ LABELS = ("label", "class", "target", "y", "category")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 IDS = ("id", "uid", "uuid", "key")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
+_NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
 # The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
 _INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
@@ -51,7 +52,7 @@ def load(path: Path, reading: Reading | None = None) -> Any:
         table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
         return table
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: check the path.") from error
@@ -62,13 +63,15 @@ def load(path: Path, reading: Reading | None = None) -> Any:
 def _decoded(path: Path, encoding: str | None) -> str:
     """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
     content = path.read_bytes()
+    if kind := next((kind for start, kind in _NO_TEXT.items() if content.startswith(start)), None):
+        raise DataError(f"{path} is {kind} and no text: unpack it, or export the table as CSV or Parquet.")
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         likely = "latin-1"
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            likely = "utf-16"
+            likely = "utf-32" if content.startswith(b"\xff\xfe\0\0") else "utf-16"
         elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
             likely = "cp1252"
         raise DataError(
