@@ -265,10 +265,11 @@ def test_output_that_cannot_be_written_ends_no_training_and_is_one_sentence_else
 def test_control_c_within_an_import_ends_at_once_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('imported')\n")
     program = (
-        "import signal\nfrom soseleto.__main__ import _on_interrupt\nsignal.signal(signal.SIGINT, _on_interrupt)\n"
+        f"import signal, sys\nsys.path.append({str(tmp_path)!r})\nfrom soseleto.__main__ import _on_interrupt\n"
+        "signal.signal(signal.SIGINT, _on_interrupt)\n"
         "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('raised')\nimport half\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "soseleto: stopped; what was written so far is kept.\n")
     assert "imported" not in done.stdout
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.beliefs.suspects import FromBeliefs
 from soseleto.comparison.accuracy import BOOSTING, ON_FEATURES, SCAN, SOSELETO, TITLES, Judged, rows, table, winner
-from soseleto.comparison.scan import First, compared, enough_trusted, first_answer, with_solution
+from soseleto.comparison.scan import First, compared, enough_trusted, first_answer, too_many_classes, with_solution
 from soseleto.data import (
     Augment,
     Examples,
@@ -273,6 +273,8 @@ def features_by(make: Callable[[], nn.Module], pair: Pair, mode: str, compute: C
     if mode != "noisy" or not alone or labels.is_floating_point() or labels.ndim != 1:
         return None
     if not isinstance(pair.source, Examples) or not enough_trusted(pair.target):
+        return None
+    if too_many_classes(pair.source, pair.target):
         return None
     if is_pretrained(model := make()):
         return "network" if last_linear(model) is not None else None

@@ -43,6 +43,7 @@ from soseleto.training.result import Result
 from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
 
+MOST_PROBABILITIES = 50_000_000  # examples times classes, of which several arrays are in memory
 LEAST = -30.0  # the output for a class without any example
 SMALLEST, ROUNDING = 1e-8, 1e-5  # standard deviation of a feature that varies: of the median one, and of its size
 
@@ -166,6 +167,11 @@ def first_answer(
     return first
 
 
+def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
+    classes = max(class_count(examples) or 0 for examples in (source, target))
+    return (len(source) + len(target)) * classes > MOST_PROBABILITIES
+
+
 def enough_trusted(examples: Examples) -> bool:
     """Whether every fold leaves two classes to learn."""
     labels, groups = examples.labels.cpu().numpy(), examples.groups
@@ -227,6 +233,11 @@ def _answered(
         records.folder.cut_metrics(0)
     records.begin({"epochs": 1, "n_source": len(data.source), "n_target": len(data.target)}, resumed=False)
     assert isinstance(data.target, Examples)
+    if too_many_classes(data.source, data.target):
+        raise UsageError(
+            f"{len(data.source) + len(data.target):,} examples of {network.outputs:,} classes are too many for a first "
+            "answer: use soseleto.fit, or fewer examples."
+        )
     if not enough_trusted(data.target):
         raise UsageError(
             "the target needs two examples each of at least two classes, of different groups: give more of them."
