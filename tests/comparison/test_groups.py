@@ -105,3 +105,10 @@ def test_tables_with_copies_groups_contradictions_and_the_test_set_in_the_source
     assert "kept together" in texts["groups"]
     with pytest.raises(soseleto.UsageError, match="no column 'whom' for group_column"):
         read_pair(source, target, mode="noisy", reading=Reading(group_column="whom"))
+
+
+def test_ten_thousand_classes_have_no_first_answer() -> None:
+    inputs, labels = torch.randn(5000, 3), torch.arange(5000) % 10_000
+    labels[0] = 9_999
+    with pytest.raises(soseleto.UsageError, match="10,000 examples of 10,000 classes are too many for a first answer"):
+        soseleto.scan((inputs, labels), (inputs + 0.1, labels))

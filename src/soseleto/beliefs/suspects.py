@@ -80,7 +80,7 @@ class FromBeliefs:
         answer cannot tell, since its exponents were chosen on the same labels.
         """
         found, labels = self.found, self.found.trusted_labels
-        said = sum(found.rivals.values()) / len(found.rivals)
+        said = np.stack(list(found.rivals.values())).mean(axis=0)
         gain = said[np.arange(len(labels)), labels] - said.mean(axis=0)[labels]
         return bool(gain.mean() > EVIDENCE * gain.std() / np.sqrt(found.trusted_count))
 
