@@ -7,6 +7,9 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
+STOPPED = "soseleto: stopped; what was written so far is kept."
+
 
 class SoseletoError(Exception):
     """Base of every error this package raises on purpose."""

@@ -8,6 +8,7 @@ Needs scikit-learn 1.6 or newer.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -40,6 +41,7 @@ except ImportError as error:
         "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'scikit-learn>=1.6'."
     ) from error
 
+FAR_APART = 5.0  # standard deviations of X between the medians of X and X_target
 MakeModel = Callable[..., nn.Module]
 
 
@@ -105,7 +107,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, *, X_target: Any = None, y_target: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, *, X_target: Any = None, y_target: Any = None, **others: Any) -> Self:
         """Train on the source (X, y) and learn a weight for each of its rows.
 
         ``X_target`` and ``y_target`` are trusted rows. Without them the source is its own target: low weights then mark
@@ -113,6 +115,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
         ``SoseletoClassifier().set_fit_request(X_target=True, y_target=True)``.
         """
+        if others:
+            why = ", since the weights of rows are learned" if "sample_weight" in others else ""
+            raise UsageError(f"fit takes no {next(iter(others))}{why}: leave it out.")
         if (X_target is None) != (y_target is None):
             raise UsageError("X_target and y_target belong together: give fit both.")
         if X_target is None and self.probes is not None:
@@ -122,6 +127,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
         check_classification_targets(y)
         rows_target, labels_target = (rows, y) if trusted is None else self._target(trusted)
+        _warn_of_scale(rows, rows_target)
         if self.mode != "transfer":
             _refuse_new_classes(y, labels_target)
         self.classes_ = np.unique(labels_target if self.mode == "transfer" else y)
@@ -265,6 +271,22 @@ def _refuse_new_classes(source: np.ndarray, target: np.ndarray) -> None:
         names = ", ".join(map(str, new[:5]))
         raise UsageError(
             f"the target has classes that the source lacks ({names}): add source rows, or write mode='transfer'."
+        )
+
+
+def _warn_of_scale(rows: Tensor, target: Tensor) -> None:
+    """As after a Pipeline that scaled X and not the target."""
+    if rows.ndim != 2 or not rows.is_floating_point() or rows.shape[1:] != target.shape[1:]:
+        return
+    sizes = [side.double().abs().mean(0) for side in (rows, target)]
+    ratio = ((sizes[1] + 1e-12) / (sizes[0] + 1e-12)).log10().median().abs()
+    middle = [side.double().median(0).values for side in (rows, target)]
+    apart = ((middle[1] - middle[0]).abs() > FAR_APART * (rows.double().std(0) + 1e-12)).double().mean()
+    if ratio > 1.0 or apart > 0.5:
+        warnings.warn(
+            "the values of X_target are on another scale than those of X: let the target go through the same steps, as "
+            "by Pipeline(..., transform_input=['X_target']).",
+            stacklevel=3,
         )
 
 

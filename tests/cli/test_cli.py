@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,6 +211,44 @@ def test_control_c_ends_with_one_sentence_and_keeps_what_was_written(tmp_path: P
     assert "Traceback" not in err
     assert out.startswith("alignments of all layers, weight step")  # the settings
     assert RunFolder.open(tmp_path / "run").metrics()[0]["event"] == "start"
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_ends_no_training_and_is_one_sentence_elsewhere(
+    run: Path, tmp_path: Path
+) -> None:
+    def ends(*words: object, closed: bool = False) -> tuple[int, str]:
+        command = [sys.executable, "-m", "soseleto", *map(str, words)]
+        with FULL.open("w") as full:
+            streams: Any = {"preexec_fn": lambda: os.close(1)} if closed else {"stdout": full}
+            training = {"stderr": full} if words[0] == "scan" else {"stderr": subprocess.PIPE}
+            done = subprocess.run(command, **streams, **training, text=True)
+        return done.returncode, done.stderr
+
+    for name, count in (("source", 40), ("target", 12)):
+        rows = (f"{at % 7},{at % 5 - 2},{'ab'[at % 2]}" for at in range(count))
+        (tmp_path / f"{name}.csv").write_text("\n".join(["u,v,label", *rows]))
+    data = ("--source", tmp_path / "source.csv", "--target", tmp_path / "target.csv")
+    assert ends("scan", *data, "--out", tmp_path / "run") == (0, None)
+    assert RunFolder.open(tmp_path / "run").has_ended()
+    sentence = "soseleto: the output could not be written (no space left on device): add --out FILE on another disk.\n"
+    assert ends("rank", run) == (1, sentence)
+    assert ends("rank", run, closed=True) == (2, "soseleto: standard output is closed: add --out FILE.\n")
+
+
+def test_control_c_within_an_import_ends_at_once_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('imported')\n")
+    program = (
+        f"import signal, sys\nsys.path.append({str(tmp_path)!r})\nfrom soseleto.__main__ import _on_interrupt\n"
+        "signal.signal(signal.SIGINT, _on_interrupt)\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('raised')\nimport half\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "soseleto: stopped; what was written so far is kept.\n")
+    assert "imported" not in done.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:

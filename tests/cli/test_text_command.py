@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,17 @@ def test_mistakes_are_one_sentence(desk: Path, tokens: int, model: bool, sentenc
     (desk / "never.toml").write_text(f"[pretrained]\nmax_tokens = {tokens}\n")
     assert sentence in refusal(*words)
     assert "there is no folder './nowhere'" in refusal(*words, "--model", "hf:./nowhere")
+
+
+def test_weights_that_are_a_pickle_and_code_of_a_model_are_refused_before_training(desk: Path, tmp_path: Path) -> None:
+    pickled, coded = tmp_path / "pickled", tmp_path / "coded"
+    for folder in (pickled, coded):
+        shutil.copytree(desk / "tiny", folder)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    config = json.loads((coded / "config.json").read_text())
+    own = {"model_type": "of-its-own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (coded / "config.json").write_text(json.dumps({**config, **own}))
+    (coded / "own.py").write_text("raise SystemExit('was run')\n")
+    said = [refusal(*fit_words(desk, "never", model=False), "--model", f"hf:{each}") for each in (pickled, coded)]
+    assert "are a pickle (.bin), which can run code and is not loaded: save the model again" in said[0]
+    assert "needs code of its own, which is not run: choose a model of transformers." in said[1]

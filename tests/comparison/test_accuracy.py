@@ -20,12 +20,12 @@ def target(n: int = 20, classes: int = 4) -> Examples:
 def test_folds_hold_every_example_once_and_every_class_evenly() -> None:
     labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 2)
     for seed in range(5):
-        folds = fold_places(labels, 3, seed=seed)
+        folds = fold_places(Examples(torch.zeros(17, 1), labels), 3, seed=seed)
         assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
         for c in range(3):
             counts = [int((labels[fold] == c).sum()) for fold in folds]
             assert max(counts) - min(counts) <= 1
-    again = fold_places(labels, 3, seed=2)
+    again = fold_places(Examples(torch.zeros(17, 1), labels), 3, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(folds, again, strict=True))
 
 

@@ -109,8 +109,10 @@ def test_images_that_are_only_similar_do_not_stop(image_folder):
     similar[8:12, 8:12] ^= 3  # another picture, though hardly
     Image.fromarray(similar).save(target / "a" / "like.png")
     pair = read_pair(source, target, mode="noisy")
-    (problem,) = pair.problems
+    problem, groups = pair.problems
     assert (problem.kind, problem.stops, pair.dropped) == ("near duplicate", False, ())
+    assert str(groups) == "target: 1 group of copies (2 examples), kept together on one side of every split."
+    assert int(pair.target.groups[pair.target.ids.index("a/like.png")]) == int(pair.source.groups[3])
     assert "(target a/like.png = source a/0003.png)" in problem.text
     assert "a/0003.png" in pair.source.ids
 

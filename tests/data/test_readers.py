@@ -1,5 +1,6 @@
 """User files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
 
+import gzip
 import json
 import os
 import random
@@ -138,6 +139,25 @@ class HuggingFace:
         if isinstance(key, str):
             return list(self.columns[key])
         return {name: values[key] for name, values in self.columns.items()}
+
+
+@pytest.mark.parametrize("kind", [bool, np.longdouble])
+def test_yes_or_no_and_long_doubles_are_features(tmp_path, kind):
+    values = np.arange(12).reshape(4, 3) % 2
+    np.savez(tmp_path / "s.npz", x=values.astype(kind), y=np.arange(4) % 2)
+    inputs = as_examples(tmp_path / "s.npz", name="source").inputs
+    assert inputs.dtype == torch.float32
+    assert inputs.tolist() == values.tolist()
+
+
+def test_files_that_are_no_text_and_pipes_are_named(tmp_path):
+    packed, pipe = tmp_path / "s.csv", tmp_path / "pipe.csv"
+    packed.write_bytes(gzip.compress(b"a,label\n1,x\n"))
+    with pytest.raises(DataError, match="is a gzip file and no text: unpack it"):
+        as_examples(packed, name="source")
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is a pipe or a device: save the data to a file first"):
+        as_examples(pipe, name="source")
 
 
 def test_hugging_face_images_and_features():

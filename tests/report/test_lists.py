@@ -24,6 +24,16 @@ from soseleto.run_folder.ranking import is_suspect, with_audit
 BASIS = "assumes random mistakes"
 
 
+def test_text_in_csv_is_no_formula(run: RunFolder) -> None:
+    ranking = run.ranking()
+    ranking["id"][:4] = ["=1+1", "@who", "-2.5", "plain"]
+    run.write_ranking(ranking)
+    ids = [row["id"] for row in rows(export_ranking(run.path))]
+    assert {"'=1+1", "'@who", "-2.5", "plain"} < set(ids)
+    assert {"=1+1", "@who"} < {row["id"] for row in rows(export_ranking(run.path, raw=True))}
+    assert "'" not in export_ranking(run.path, format="json").decode()
+
+
 def figure(value: float | None, low: float, high: float, basis: str = BASIS) -> dict[str, Any]:
     return {"value": value, "low": low, "high": high, "basis": basis}
 

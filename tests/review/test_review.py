@@ -240,6 +240,21 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
     assert read_decisions(run) == expected
 
 
+def test_a_second_page_is_told_what_the_first_has_decided(run: RunFolder) -> None:
+    with serving(run) as server:
+        row = server.review.queue.rows[0]
+
+        def decide(action: str, before: dict[str, str | None] | None) -> tuple[int, str]:
+            body = json.dumps({"row": row, "action": action, "before": before}).encode()
+            status, content, _ = ask(server, "POST", "/decide", body)
+            return status, content.decode()
+
+        assert decide("drop", None)[0] == 200
+        assert decide("keep", None) == (409, "Another page has decided this example meanwhile: drop.\n")
+        assert decide("keep", {"action": "drop", "label": None})[0] == 200
+        assert server.review.decisions.latest()[server.review.queue.ids[row]].action == "keep"
+
+
 @needs_browser
 def test_ids_that_every_object_of_javascript_has_are_ids(run: RunFolder, browser: Browser) -> None:
     columns = run.ranking()

@@ -321,7 +321,7 @@ def test_a_method_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
 # Asked to stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, uninterrupted: Any) -> None:
     before = signal.getsignal(number)
     run = tmp_path / "run"

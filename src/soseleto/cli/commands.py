@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ Device = Annotated[str, typer.Option(help=DEVICE)]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")]
 Port = Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Leave text in CSV as it is, also where a spreadsheet takes it for a formula.")
+]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")]
 
 
@@ -91,6 +94,10 @@ RunOut = Annotated[Path, RUN(help="The run folder to write.")]
 LabelColumn = Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")]
 TextColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")]
 DropColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")]
+GroupColumn = Annotated[
+    str | None,
+    DATA(metavar="NAME", help="Column, such as a patient, whose rows stay on one side of every split."),
+]
 ImageSize = Annotated[int | None, DATA(help="Resize images to this many pixels a side.")]
 SkipBad = Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")]
 Config = Annotated[
@@ -113,6 +120,7 @@ def scan(
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     drop_column: DropColumn = None,
+    group_column: GroupColumn = None,
     image_size: ImageSize = None,
     skip_bad: SkipBad = False,
     model: Annotated[
@@ -160,6 +168,7 @@ def fit(
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     drop_column: DropColumn = None,
+    group_column: GroupColumn = None,
     image_size: ImageSize = None,
     skip_bad: SkipBad = False,
     mode: Annotated[
@@ -267,6 +276,7 @@ def rank(
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
+    raw: Raw = False,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -281,7 +291,7 @@ def rank(
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     check_output(run, out, force)
-    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
+    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects, raw=raw)
     write(content, out)
     if suspects:
         typer.echo(describe_list(run), err=True)
@@ -300,6 +310,7 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse values that are not as in the training, instead of a warning.")
     ] = False,
+    raw: Raw = False,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -312,7 +323,8 @@ def predict(
     """
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
-    content = _predicted(run, files, model=model, format=format, device=device, encoding=encoding, strict=strict)
+    choices: dict[str, Any] = {"format": format, "encoding": encoding, "strict": strict, "raw": raw}
+    content = _predicted(run, files, model=model, device=device, **choices)
     write(content, out)
 
 
@@ -483,6 +495,8 @@ def write(content: bytes, out: Path | None) -> None:
     from soseleto.run_folder.files import aside
 
     if out is None:
+        if getattr(sys.stdout, "name", "") == os.devnull:  # in place of one that was closed
+            raise UsageError("standard output is closed: add --out FILE.")
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
         return
@@ -510,7 +524,15 @@ def show_link(link: str, in_browser: bool, command: str = "review") -> None:
 
 
 def _predicted(
-    run: Path, files: list[Path], *, model: str | None, format: str, device: str, encoding: str | None, strict: bool
+    run: Path,
+    files: list[Path],
+    *,
+    model: str | None,
+    format: str,
+    device: str,
+    encoding: str | None,
+    strict: bool,
+    raw: bool,
 ) -> bytes:
     """Path, label and probability of every input, as CSV or JSON."""
     import numpy as np
@@ -519,7 +541,7 @@ def _predicted(
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
     from soseleto.prediction.load import load
-    from soseleto.report.export import WRITERS
+    from soseleto.report.export import written
 
     if format not in ("csv", "json"):
         raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
@@ -539,7 +561,7 @@ def _predicted(
     }
     for name in ("label", "probability"):
         columns[name][~inputs.usable.numpy()] = None
-    return WRITERS[format](columns)
+    return written(columns, format, raw=raw)
 
 
 def _print_audit(run: Path) -> None:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 
 from soseleto.cli import commands
 from soseleto.cli.commands import app
-from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
+from soseleto.errors import (
+    INTERRUPTED,
+    STOPPED,
+    Interrupted,
+    RankStopped,
+    SoseletoError,
+    TrainingError,
+    UsageError,
+    first_line,
+)
 
-DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, MISUSED = 0, 1, 2
+TRAININGS = ("demo", "fit", "scan")
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to map segment", "start new thread")
 BY_SIGNAL = 128  # plus the signal's number
 
 
@@ -56,10 +71,57 @@ def _run(arguments: list[str], debug: bool) -> int:
     logger.addHandler(messages)
     logger.setLevel(logging.INFO)
     try:
-        return _code(arguments, debug)
+        if arguments[0] not in TRAININGS:
+            return _code(arguments, debug)
+        with _output_may_fail():
+            return _code(arguments, debug)
     finally:
         logger.removeHandler(messages)
         logger.setLevel(level)
+
+
+class _Stream:
+    """A stream whose first failed write silences it: a closed pipe or a full disk must not end a training."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except (OSError, ValueError):
+            return self._silence()
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._silence()
+
+    def _silence(self) -> int:
+        _silence(self._stream)
+        return 0
+
+
+def _silence(stream: Any) -> None:
+    """Let what is still in the stream's buffer, which Python writes at its end, go nowhere."""
+    with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+@contextmanager
+def _output_may_fail() -> Iterator[None]:
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_Stream(stream) for stream in streams)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = streams
 
 
 def _code(arguments: list[str], debug: bool) -> int:
@@ -71,6 +133,8 @@ def _code(arguments: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and not error.filename:  # standard output, which is not tried again at the end
+            _silence(sys.stdout)
         if _prints_here(error):
             typer.echo(f"soseleto: {_sentence(error, arguments)}", err=True)
         if isinstance(error, Interrupted):
@@ -79,7 +143,7 @@ def _code(arguments: list[str], debug: bool) -> int:
         misused = isinstance(error, UsageError) or getattr(error, "exit_code", None) == MISUSED
         return MISUSED if misused else FAILED
     if code == INTERRUPTED:
-        typer.echo("soseleto: stopped; what was written so far is kept.", err=True)
+        typer.echo(STOPPED, err=True)
     return code
 
 
@@ -113,4 +177,8 @@ def _sentence(error: Exception, arguments: list[str]) -> str:
         return _in_options(str(error), arguments[0])
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}."
+    if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in NO_MEMORY):
+        return f"there is not enough memory ({first_line(error)}): give less data, or free some memory."
+    if isinstance(error, OSError) and error.strerror:
+        return f"the output could not be written ({error.strerror.lower()}): add --out FILE on another disk."
     return f"unexpected {type(error).__name__}: {error} (add --debug to see where)."

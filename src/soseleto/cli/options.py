@@ -41,6 +41,7 @@ IN_TABLES = {
     "labels_before": ("probes", "labels_before"),
     "label_column": ("reading", "label_column"),
     "text_column": ("reading", "text_columns"),
+    "group_column": ("reading", "group_column"),
     "drop_column": ("reading", "drop_columns"),
     "image_size": ("reading", "image_size"),
     "train": ("pretrained", "train"),
@@ -115,6 +116,7 @@ class FitOptions:
     label_column: str | None = None
     text_column: list[str] | None = None
     drop_column: list[str] | None = None
+    group_column: str | None = None
     image_size: int | None = None
     skip_bad: bool = False
     seed: int = 0

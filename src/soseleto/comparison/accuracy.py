@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soseleto.suspects.cross_fit import design_effect
+
 SOSELETO, BOOSTING, SCAN = "soseleto", "gradient_boosting", "scan"
 ON_FEATURES = "scan_"  # what the rivals of a first answer begin with: they are shown and not kept
 TITLES = {
@@ -33,6 +35,7 @@ class Judged:
     outputs: Tensor  # (M, classes)
     labels: Tensor
     places: Tensor  # (M,) of the examples in their set
+    groups: Tensor | None = None  # (M,) as of Examples: those of one group are not independent
 
     @property
     def right(self) -> Tensor:
@@ -50,15 +53,21 @@ class Difference:
     error: float  # one standard error
 
     @classmethod
-    def of(cls, first: Tensor, second: Tensor) -> Difference:
+    def of(cls, first: Tensor, second: Tensor, groups: Tensor | None = None) -> Difference:
         """The interval of Bonett and Price (2012), for n pairs of which n₁ and n₂ are right in one method only:
 
             p = (n₁ + 1)/(n + 2),  r = (n₂ + 1)/(n + 2),  p − r ± 1.96·√((p + r − (p − r)²)/(n + 2))
 
+        with all counts divided by the design effect of groups.
+
         >>> Difference.of(torch.tensor([True] * 8), torch.tensor([True] * 7 + [False])).value
         12.5
         """
-        n, only_first, only_second = len(first), int((first & ~second).sum()), int((second & ~first).sum())
+        apart = first.double() - second.double()
+        effect = _effect(apart, groups)
+        n, only_first, only_second = (
+            count / effect for count in (len(first), int((apart > 0).sum()), int((apart < 0).sum()))
+        )
         p, r = (only_first + 1) / (n + 2), (only_second + 1) / (n + 2)
         error = math.sqrt((p + r - (p - r) ** 2) / (n + 2))
         value, half = (only_first - only_second) / n, 1.96 * error
@@ -72,7 +81,8 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     table = []
     for method in dict.fromkeys(one.method for one in judged):
         right = _by_place(judged, method)
-        low, high = wilson(int(right.sum()), len(right))
+        effect = _effect(right.double(), _groups(judged, method))
+        low, high = wilson(int(right.sum()) / effect, len(right) / effect)
         row = {"method": method, "accuracy": 100 * float(right.double().mean()), "low": 100 * low, "high": 100 * high}
         row["examples"] = len(right)
         if difference := minus_soseleto.get(method):
@@ -85,7 +95,8 @@ def differences(judged: Sequence[Judged]) -> dict[str, Difference]:
     """Every baseline's accuracy minus SOSELETO's, by its name; empty without SOSELETO."""
     right = {method: _by_place(judged, method) for method in dict.fromkeys(one.method for one in judged)}
     ours = right.pop(SOSELETO, None)
-    return {} if ours is None else {method: Difference.of(theirs, ours) for method, theirs in right.items()}
+    groups = _groups(judged, SOSELETO)
+    return {} if ours is None else {method: Difference.of(theirs, ours, groups) for method, theirs in right.items()}
 
 
 def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
@@ -94,11 +105,25 @@ def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
     return torch.cat([one.right for one in mine])[torch.cat([one.places for one in mine]).argsort()]
 
 
+def _groups(judged: Sequence[Judged], method: str) -> Tensor | None:
+    """The groups of these examples, in the set's order."""
+    mine = [one for one in judged if one.method == method]
+    groups = [one.groups for one in mine if one.groups is not None]
+    if not mine or len(groups) < len(mine):
+        return None
+    return torch.cat(groups)[torch.cat([one.places for one in mine]).argsort()]
+
+
+def _effect(values: Tensor, groups: Tensor | None) -> float:
+    return design_effect(values.numpy(), None if groups is None else groups.numpy())
+
+
 def source_harms(judged: Sequence[Judged]) -> bool:
     """Whether the target alone is better than with the source mixed in, beyond the 95 % interval."""
     if not {"mixed", "target_only"} <= {one.method for one in judged}:
         return False
-    return Difference.of(_by_place(judged, "target_only"), _by_place(judged, "mixed")).low > 0.0
+    alone, mixed = (_by_place(judged, method) for method in ("target_only", "mixed"))
+    return Difference.of(alone, mixed, _groups(judged, "mixed")).low > 0.0
 
 
 def winner(judged: Sequence[Judged]) -> str:
@@ -120,7 +145,7 @@ def is_kept(method: str) -> bool:
     return method != BOOSTING and not method.startswith(ON_FEATURES)
 
 
-def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(right: float, count: float, z: float = 1.96) -> tuple[float, float]:
     """Wilson's 95 % interval of a share.
 
     >>> [round(end, 3) for end in wilson(90, 100)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from soseleto import methods
 from soseleto.comparison.accuracy import BOOSTING, ON_FEATURES, SCAN, SOSELETO, TITLES, Judged, rows, table, winner
-from soseleto.comparison.scan import First, compared, first_answer, with_solution
+from soseleto.comparison.scan import First, compared, first_answer, too_many_classes, with_solution
 from soseleto.data import (
     Augment,
     Examples,
@@ -39,6 +40,8 @@ from soseleto.data import (
     generator,
     read_pair,
 )
+from soseleto.data.groups import kept_together, unseen
+from soseleto.data.lazy import ExampleSet
 from soseleto.data.text import TextPreparation
 from soseleto.defaults import DefaultMethod, augment_for, is_pretrained, kind_of_inputs, resolve
 from soseleto.errors import TrainingError, UsageError, counted, first_line
@@ -230,7 +233,10 @@ def _pair(source: Any, target: Any, test: Any, mode: str) -> Pair:
     if any(isinstance(data, str | Path) for data in (source, target, test)):
         return read_pair(source, target, test, mode=mode)
     held_out = None if test is None else as_examples(test, name="test")
-    return Pair(as_example_set(source, name="source"), as_examples(target, name="target"), held_out)  # type: ignore[arg-type]
+    sides = kept_together(as_example_set(source, name="source"), as_examples(target, name="target"))
+    if held_out is not None:
+        held_out = unseen(held_out, sides)
+    return Pair(*sides, held_out)  # type: ignore[arg-type]
 
 
 def _maker(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -260,11 +266,13 @@ def default_probes(mode: str, compute: Compute, pair: Pair, features: Features |
 
 def features_by(make: Callable[[], nn.Module], pair: Pair, mode: str, compute: Compute) -> Features | None:
     """What makes the features of a first answer; None where there is none."""
-    labels = pair.target.labels.cpu()
+    labels = pair.target.labels
     alone = compute.reducer is None or compute.reducer.ranks == 1
     if mode != "noisy" or not alone or labels.is_floating_point() or labels.ndim != 1:
         return None
-    if not isinstance(pair.source, Examples) or not enough_trusted(labels.numpy()):
+    if not isinstance(pair.source, Examples) or not enough_trusted(pair.target):
+        return None
+    if too_many_classes(pair.source, pair.target):
         return None
     if is_pretrained(model := make()):
         return "network" if last_linear(model) is not None else None
@@ -276,13 +284,16 @@ def features_by(make: Callable[[], nn.Module], pair: Pair, mode: str, compute: C
 
 def folds_of(folds: int | None, pair: Pair) -> int:
     """As given, checked; by default three, fewer for a tiny target, and none with a test set."""
-    n = len(pair.target)
+    n, groups = len(pair.target), pair.target.groups
+    most = n if groups is None else len(groups.unique())
     if folds is None:
-        if pair.test is not None:
+        if pair.test is not None or most < 2:
             return 0
-        return FOLDS if n >= 2 * FEWEST_TARGET else 2 if n >= FEWEST_TARGET else 0
+        return min(FOLDS if n >= 2 * FEWEST_TARGET else 2 if n >= FEWEST_TARGET else 0, most)
     if folds < 0 or folds == 1:
         raise UsageError(f"folds must be 0 or at least 2, got {folds}.")
+    if folds > most:
+        raise UsageError(f"folds is {folds}, but the target has only {counted(most, 'group')}: take fewer folds.")
     if folds > n // 2:
         raise UsageError(f"folds is {folds}, but the target has only {counted(n, 'example')}: take fewer folds.")
     return folds
@@ -299,6 +310,7 @@ class Part:
 
     name: str  # its folder; empty for the main training
     method: str
+    source: Examples
     target: Examples
     judged: Examples
     places: Tensor  # of the judged examples in the target, or in the test set
@@ -311,7 +323,7 @@ class Part:
 
 def whole(method: str, pair: Pair) -> Part:
     judged = pair.test or pair.target
-    return Part(method, method, pair.target, judged, torch.arange(len(judged)))
+    return Part(method, method, pair.source, pair.target, judged, torch.arange(len(judged)))
 
 
 def plan(pair: Pair, mode: str, *, folds: int, baselines: bool, apart: bool, seed: int) -> list[Part]:
@@ -320,32 +332,50 @@ def plan(pair: Pair, mode: str, *, folds: int, baselines: bool, apart: bool, see
     apart: whether SOSELETO's model has a training of its own
     """
     names = () if not baselines else BASELINES if mode == "noisy" else BASELINES_IN_TRANSFER
-    places = [] if folds == 0 else fold_places(pair.target.labels.cpu(), folds, seed)
+    places = [] if folds == 0 else fold_places(pair.target, folds, seed)
+    shared = folds > 0 and not bool(apart_from(pair.source, pair.target).all())
     parts = [whole(SOSELETO, pair)] if apart and pair.test is not None else []
-    parts += _in_folds(SOSELETO, pair.target, places)
+    parts += _in_folds(SOSELETO, pair, places)
     for name in names:
-        if pair.test is not None or (name == "ordinary" and folds):
+        if pair.test is not None or (name == "ordinary" and folds and not shared):
             parts.append(whole(name, pair))
         else:
-            parts += _in_folds(name, pair.target, places)
+            parts += _in_folds(name, pair, places)
     return parts
 
 
-def _in_folds(method: str, target: Examples, places: Sequence[Tensor]) -> list[Part]:
-    parts = []
+def _in_folds(method: str, pair: Pair, places: Sequence[Tensor]) -> list[Part]:
+    parts, target = [], pair.target
     for number, held_out in enumerate(places, start=1):
         left = torch.ones(len(target), dtype=torch.bool)
         left[held_out] = False
         name = f"fold-{number}/{method}"
-        parts.append(Part(name, method, target.subset(left), target.subset(held_out), held_out))
+        judged = target.subset(held_out)
+        kept = apart_from(pair.source, judged)
+        source = pair.source if bool(kept.all()) else pair.source.subset(kept)
+        parts.append(Part(name, method, source, target.subset(left), judged, held_out))
     return parts
 
 
-def fold_places(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
-    """The places of each fold: every class spread over the folds as evenly as possible, at random."""
-    shuffled = torch.randperm(len(labels), generator=generator(seed, "folds"))
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    return [by_class[fold::folds].sort().values for fold in range(folds)]
+def apart_from(source: ExampleSet, held_out: Examples) -> Tensor:
+    """(N,) the source examples that are in no group of the held-out ones."""
+    if not isinstance(source, Examples) or source.groups is None or held_out.groups is None:
+        return torch.ones(len(source), dtype=torch.bool)
+    return ~torch.isin(source.groups, held_out.groups)
+
+
+def fold_places(target: Examples, folds: int, seed: int) -> list[Tensor]:
+    """The places of each fold: every class spread over the folds as evenly as possible, at random.
+
+    A group counts as its first example, and is in one fold.
+    """
+    labels = target.labels.cpu()
+    groups = torch.arange(len(labels)) if target.groups is None else target.groups
+    _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+    of_group = labels[first]
+    shuffled = torch.randperm(len(of_group), generator=generator(seed, "folds"))
+    by_class = shuffled[of_group[shuffled].argsort(stable=True)]
+    return [torch.from_numpy(np.flatnonzero(np.isin(group, by_class[fold::folds]))) for fold in range(folds)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,10 +495,10 @@ class Comparing:
         if self.features != "network" or part.method != SOSELETO:
             return model
         (first,) = self.first
-        kept = np.arange(len(self.pair.target))
-        if self.pair.test is None and part.name:
-            kept = np.setdiff1d(kept, part.places.numpy())
-        found = first.found if len(kept) == len(self.pair.target) else first.beliefs(kept)
+        found = first.found
+        if part.name.startswith("fold-"):
+            kept = np.isin(np.arange(len(self.pair.target)), part.places.numpy(), invert=True)
+            found = first.beliefs(apart_from(self.pair.source, part.judged).numpy(), kept)
         started = with_solution(model, found.model, first.classes)
         return model if isinstance(started, Learned) else started
 
@@ -502,7 +532,7 @@ class Comparing:
         method = self.method if ours else methods.by_name(part.method)
         result = fit(
             self._started(part),
-            self.pair.source,
+            part.source,
             part.target,
             self.mode,
             method=method,
@@ -527,7 +557,10 @@ class Comparing:
         if part.method != SOSELETO:
             return None
         probes = replace(self.probes, share=0.0, labels_before=None) if part.name else self.probes
-        return replace(probes, evidence=self.first[0].result.evidence) if self.first else probes
+        evidence = self.first[0].result.evidence if self.first else None
+        if evidence is not None and len(part.source) < len(self.pair.source):
+            evidence = evidence.subset(apart_from(self.pair.source, part.judged))
+        return replace(probes, evidence=evidence)
 
     @property
     def _is_strong(self) -> bool:
@@ -557,7 +590,8 @@ class Comparing:
         if self.out is None:
             return {}
         sides = (self.pair.source, self.pair.target, self.pair.test)
-        data = "".join(f"{side.fingerprint()}{side.classes}{_of(side.truth)}" for side in sides if side is not None)
+        parts = [(s.fingerprint(), s.classes, _of(s.truth), _of(getattr(s, "groups", None))) for s in sides if s]
+        data = "".join(map(str, itertools.chain(*parts)))
         asked = {
             **to_data(self.chosen),
             "mode": self.mode,
@@ -608,7 +642,7 @@ class Comparing:
 
     def _judge(self, part: Part) -> Judged:
         outputs = self._model(part).outputs_of(part.judged)
-        return Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
+        return Judged(part.method, outputs, part.judged.labels.cpu(), part.places, part.judged.groups)
 
     def _evaluated(self, parts: Sequence[Part]) -> list[Judged]:
         return [self._judge(part) for part in parts if part.method not in self.failed]
@@ -633,7 +667,7 @@ class Comparing:
     @property
     def _of_first(self) -> list[Judged]:
         """The first answer and training on its features, on target examples that their classifiers have not seen."""
-        judged = compared(self.first[0].found) if self.first else []
+        judged = compared(self.first[0].found, self.pair.target) if self.first else []
         return [replace(each, method=SCAN if each.method == SOSELETO else ON_FEATURES + each.method) for each in judged]
 
     @property
@@ -695,6 +729,8 @@ def _boosting(source: Examples, part: Part, codes: Sequence[int], seed: int) -> 
     """scikit-learn's gradient boosting with its defaults, evaluated as the part is; codes: columns of categories."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
+    if part.name:
+        source = source.subset(apart_from(source, part.judged))
     inputs = torch.cat([source.inputs, part.target.inputs]).cpu().numpy()
     labels = torch.cat([source.labels, part.target.labels]).cpu()
     stops = int(labels.bincount()[labels.unique()].min()) >= 2 and "auto"  # its validation needs one of every class
@@ -705,4 +741,4 @@ def _boosting(source: Examples, part: Part, codes: Sequence[int], seed: int) -> 
     said = torch.from_numpy(trees.predict(part.judged.inputs.cpu().numpy()))
     classes = 1 + max(int(labels.max()), int(part.judged.labels.max()))
     outputs = nn.functional.one_hot(said.long(), classes).float()
-    return Judged(BOOSTING, outputs, part.judged.labels.cpu(), part.places)
+    return Judged(BOOSTING, outputs, part.judged.labels.cpu(), part.places, part.judged.groups)

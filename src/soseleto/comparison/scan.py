@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
-from soseleto.data import ExampleSet, TablePreparation
+from soseleto.data import Examples, ExampleSet, TablePreparation
+from soseleto.data.groups import kept_together
 from soseleto.data.reading import Reading
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
@@ -33,7 +34,7 @@ from soseleto.suspects.probes import checked_before
 from soseleto.suspects.residuals import Residuals, cross_fit_values
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.losses import cross_entropy, squared_error
-from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, seeded
+from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, groups_of, seeded
 from soseleto.training.history import Records, weight_record
 from soseleto.training.loop import facts_of, write_result
 from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
@@ -42,6 +43,7 @@ from soseleto.training.result import Result
 from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
 
+MOST_PROBABILITIES = 50_000_000  # examples times classes, of which several arrays are in memory
 LEAST = -30.0  # the output for a class without any example
 SMALLEST, ROUNDING = 1e-8, 1e-5  # standard deviation of a feature that varies: of the median one, and of its size
 
@@ -109,6 +111,7 @@ class First:
     network: Network
     features: tuple[Array, Array]
     labels: tuple[Array, Array]
+    groups: tuple[Array, Array] | None
     learner: Any
     seed: int
 
@@ -123,11 +126,14 @@ class First:
         assert isinstance(judgement, Beliefs)
         return judgement
 
-    def beliefs(self, kept: Array) -> Beliefs:
-        """As if only these examples of the target were known, given by their places."""
-        (of_source, of_target), (labels, trusted) = self.features, self.labels
-        kept_of = (of_source, of_target[kept]), (labels, trusted[kept])
-        return _beliefs(*kept_of, self.network, self.learner, self.seed)
+    def beliefs(self, source: Array, target: Array) -> Beliefs:
+        """As if only these examples were known, given by masks."""
+        features, labels, groups = (
+            pair and (pair[0][source], pair[1][target]) for pair in (self.features, self.labels, self.groups)
+        )
+        assert features is not None
+        assert labels is not None
+        return _beliefs(features, labels, groups, self.network, self.learner, self.seed)
 
 
 def first_answer(
@@ -148,6 +154,8 @@ def first_answer(
     """As ``scan``, with what ``compare`` needs further."""
     data, where = Data.read(source, target, "noisy"), choose_device(device)
     loss = squared_error if data.target.sample_labels().is_floating_point() else cross_entropy
+    of_source, of_target = kept_together(data.source, data.target)
+    data = replace(data, source=of_source, target=of_target)
     options = Options(
         mode="noisy",
         loss=as_losses(loss, "noisy"),
@@ -168,17 +176,23 @@ def first_answer(
     return first
 
 
+def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
+    classes = max(class_count(examples) or 0 for examples in (source, target))
+    return (len(source) + len(target)) * classes > MOST_PROBABILITIES
+
+
 def _beliefs(
     features: tuple[Array, Array],
     labels: tuple[Array, Array],
+    groups: tuple[Array, Array] | None,
     network: Network,
     learner: Any,
     seed: int,
     before: Array | None = None,
 ) -> Beliefs:
     assert network.outputs is not None
-    settings: dict[str, Any] = {"classes": network.outputs, "learner": learner, "seed": seed, "before": before}
-    return cross_fit(features[0], labels[0], features[1], labels[1], **settings)
+    settings: dict[str, Any] = {"classes": network.outputs, "learner": learner, "seed": seed, "groups": groups}
+    return cross_fit(features[0], labels[0], features[1], labels[1], before=before, **settings)
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -220,18 +234,29 @@ def _answered(
         records.folder.write_config(config)
         records.folder.cut_metrics(0)
     records.begin({"epochs": 1, "n_source": len(data.source), "n_target": len(data.target)}, resumed=False)
+    assert isinstance(data.target, Examples)
     labels = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
-    if network.kind == "classification" and not enough_trusted(labels[1]):
-        raise UsageError("the target needs two examples each of at least two classes: give more of them.")
-    features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
+    groups = groups_of(data.source, data.target)
     missing: tuple[int, ...] = ()
     found: Beliefs | Residuals
     if network.kind == "regression":
+        features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
         found = cross_fit_values(features[0], labels[0], features[1], labels[1], learner=learner, seed=options.seed)
         evidence = Evidence.of_values(found, found.predicted)
     else:
+        if too_many_classes(data.source, data.target):
+            raise UsageError(
+                f"{len(data.source) + len(data.target):,} examples of {network.outputs:,} classes are too many for a "
+                "first answer: use soseleto.fit, or fewer examples."
+            )
+        if not enough_trusted(data.target):
+            raise UsageError(
+                "the target needs two examples each of at least two classes, of different groups: give more of them."
+            )
+        features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
         missing = data.classes_without_target()
-        found = _beliefs(features, labels, network, learner, options.seed, _labels_before(data, network, options))
+        before = _labels_before(data, network, options)
+        found = _beliefs(features, labels, groups, network, learner, options.seed, before)
         evidence = Evidence.of(found, missing)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
@@ -259,10 +284,11 @@ def _answered(
         if isinstance(model, Learned):
             folder.write_learner(to_bytes(found.model))
         if isinstance(found, Beliefs):
-            folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": rows(compared(found))})
+            judged = rows(compared(found, data.target))
+            folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": judged})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
-    return First(result, network, features, labels, learner, options.seed)
+    return First(result, network, features, labels, groups, learner, options.seed)
 
 
 def _labels_before(data: Data, network: Network, options: Options) -> Array | None:
@@ -291,11 +317,12 @@ def _wrong(source: ExampleSet) -> tuple[Tensor, Tensor] | None:
     return truth != source.labels.cpu(), truth >= 0
 
 
-def compared(found: Beliefs) -> list[Judged]:
-    """The classifiers beside each other on the trusted examples, each held out of its own training."""
+def compared(found: Beliefs, target: ExampleSet) -> list[Judged]:
+    """The classifiers beside each other on the target, each example held out of its own training."""
+    groups = target.groups if isinstance(target, Examples) else None
     places, labels = torch.arange(len(found.trusted_labels)), torch.from_numpy(found.trusted_labels)
     held_out = {SOSELETO: found.trusted_probabilities, **found.rivals}
-    return [Judged(name, torch.from_numpy(said), labels, places) for name, said in held_out.items()]
+    return [Judged(name, torch.from_numpy(said), labels, places, groups) for name, said in held_out.items()]
 
 
 def _features(network: Network, examples: ExampleSet, records: Records) -> Array:

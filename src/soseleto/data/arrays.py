@@ -31,7 +31,7 @@ _FIELDS = ("x", "y", "id", "truth")  # of .npz files
 
 
 def inputs_of(values: Any, *, name: str) -> Inputs:
-    """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
+    """Inputs as a tensor: uint8 is kept, floats and booleans become float32, other integers int64.
 
     Numbers such as Unix times, whose differences float32 would round away, stay float64.
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
@@ -52,6 +52,8 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
+    elif array.dtype.kind == "b" or array.dtype.itemsize > 8:  # yes or no as features, and long doubles
+        array = array.astype(np.float32 if array.dtype.kind == "b" else np.float64)
     return _narrow(torch.from_numpy(_writable(array)), name=name)
 
 

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from soseleto.data import storage
 from soseleto.data.examples import Examples
-from soseleto.data.preparation import Preparation
+from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.reading import Problem, some
+from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.errors import counted
 
 CHECKED = "checked"  # target examples that have another label in the source: see labels_in_source
-_FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
+IN_TEST = "in test"  # source examples that are also in the test set
+LEFT_OUT = (CHECKED, IN_TEST)  # their examples are left out without being asked
+_EXPECTED = 0.5  # rows of a table that have the values of one by chance, above which equal ones are no copies
 _FEW_TWINS, _MORE_TWINS = 3, 2.0  # rows of a table that coincide beyond the source's own share, and times that share
 _BITS_APART = 6  # of 64: largest Hamming distance between the hashes of copies
 _MEAN_APART = 6.0  # of 255: largest mean difference between copies, at 16 x 16
@@ -43,9 +46,13 @@ def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Prepara
         if mode == "noisy":
             absurd = any(problem.kind == "absurd classes" for problem in problems)
             problems += _classes_of_one_set(source, target, with_source=not absurd)
-    for other in ("source", "test"):
-        if other in sets:
-            problems += _copies(sets, other, mode, preparation)
+        for name in ("target", "source"):
+            problems += _contradictions(name, sets[name], preparation)
+    problems += _copies(sets, "target", "source", mode, preparation)
+    if "test" in sets:
+        problems += _copies(sets, "target", "test", mode, preparation)
+        problems += _copies(sets, "test", "source", mode, preparation)
+        problems += _groups_of_test(sets)
     return problems
 
 
@@ -140,50 +147,107 @@ def labels_in_source(
     A target that was made by checking a part of the source has its labels from before the check there.
     """
     before, checked = torch.full((len(target),), -1, dtype=torch.int64), {}
-    chance = _by_chance(target.inputs, preparation)
-    for pair in reversed(duplicates(target.inputs, source.inputs, exact=True)):  # of several copies the first counts
-        if pair.first in chance:
-            continue
+    for pair in reversed(copies(target, source, preparation)):  # of several copies the first counts
         before[pair.first] = source.labels[pair.second]
         if (label := int(target.labels[pair.first])) != int(source.labels[pair.second]):
             checked[source.id_of(pair.second)] = target.classes[label] if target.classes else str(label)
     return before, checked
 
 
-def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Preparation | None) -> list[Problem]:
-    """Target examples that are also in another set; the target's copy is the one to keep.
+def copies(first: Examples, second: Examples, preparation: Preparation | None = None) -> list[Duplicate]:
+    """The examples that both sets have, without those that are equal by chance."""
+    if not isinstance(first.inputs, Tensor) or not isinstance(second.inputs, Tensor):
+        return []
+    return _likely(duplicates(first.inputs, second.inputs, exact=True), first, second, preparation)[0]
+
+
+def _copies(
+    sets: dict[str, Examples], known: str, other: str, mode: str, preparation: Preparation | None
+) -> list[Problem]:
+    """Examples that are in two sets; the copy in the set ``known`` is the one to keep.
 
     Near duplicates may be different examples: they are reported and do not stop the training. Nor do target examples
-    that have another label in the source: their labels were checked.
+    that have another label in the source, since their labels were checked, and source examples that are in the test
+    set, which are left out of the source.
     """
-    target, second, source = sets["target"], sets[other], sets["source"]
-    if target.inputs.ndim == 2 and target.inputs.shape[1] < _FEW_COLUMNS:
-        return []
-    pairs = duplicates(target.inputs, second.inputs)
-    chance = _by_chance(target.inputs, preparation)
-    exact = [pair for pair in pairs if pair.exact and pair.first not in chance]
-    few = f"rows of fewer than {_FEW_COLUMNS} values, equal to"
+    first, second, source = sets[known], sets[other], sets["source"]
+    pairs = duplicates(first.inputs, second.inputs)
+    exact, chance = _likely([pair for pair in pairs if pair.exact], first, second, preparation)
+    few = "rows of values that are frequent, equal to"
     if isinstance(preparation, TextPreparation):
         few = "texts with the same beginning, before they are cut, as"
     near = {
         "images that may be resized or recompressed copies of": [pair for pair in pairs if not pair.exact],
-        few: [pair for pair in pairs if pair.exact and pair.first in chance],
+        few: chance,
     }
-    if exact and _as_often_within(source, exact, len(target)):
+    if exact and known == "target" and _as_often_within(source, exact, len(first)):
         exact, near["rows with the same values as"] = [], exact
-    if other == "source" and mode == "noisy" and _differ(sets, exact):
+    problems = []
+    if other == "source" and known == "test":
+        problems = [_copy_problem(sets, known, other, exact, IN_TEST, "copies of")] if exact else []
+    elif other == "source" and mode == "noisy" and _differ(sets, exact):
         problems = [_checked(sets, exact)]
-    else:
-        problems = [_copy_problem(sets, other, exact, "duplicate", "copies of")] if exact else []
-    return problems + [_copy_problem(sets, other, of, "near duplicate", what) for what, of in near.items() if of]
+    elif exact:
+        problems = [_copy_problem(sets, known, other, exact, "duplicate", "copies of")]
+    return problems + [_copy_problem(sets, known, other, of, "near duplicate", what) for what, of in near.items() if of]
 
 
-def _copy_problem(sets: dict[str, Examples], other: str, pairs: Sequence[Duplicate], kind: str, what: str) -> Problem:
-    target, second = sets["target"], sets[other]
+def _copy_problem(
+    sets: dict[str, Examples], known: str, other: str, pairs: Sequence[Duplicate], kind: str, what: str
+) -> Problem:
+    first, second = sets[known], sets[other]
     ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
-    copies = some([f"target {target.id_of(pair.first)} = {other} {second.id_of(pair.second)}" for pair in pairs])
-    count = counted(len({pair.first for pair in pairs}), "target example")
-    return Problem(other, kind, f"the {other} has {what} {count} ({copies}).", ids, stops=kind == "duplicate")
+    copies = some([f"{known} {first.id_of(pair.first)} = {other} {second.id_of(pair.second)}" for pair in pairs])
+    count = counted(len({pair.first for pair in pairs}), f"{known} example")
+    left = f": {counted(len(ids), 'source example is', 'source examples are')} left out" if kind == IN_TEST else ""
+    return Problem(other, kind, f"the {other} has {what} {count} ({copies}){left}.", ids, stops=kind == "duplicate")
+
+
+def _contradictions(name: str, examples: Examples, preparation: Preparation | None) -> list[Problem]:
+    """Copies within one set that have different labels."""
+    if examples.labels.ndim != 1 or not isinstance(examples.inputs, Tensor):
+        return []
+    pairs = _first_of_each(examples.inputs)
+    if name == "target" and is_images(examples.inputs):
+        near = duplicates(examples.inputs, examples.inputs)
+        pairs += [pair for pair in near if pair.first < pair.second and not pair.exact]
+    labels = examples.labels.tolist()
+    pairs = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
+    exact, _ = _likely(pairs, examples, examples, preparation)
+    if not exact:
+        return []
+
+    def place(row: int) -> str:
+        label = examples.classes[labels[row]] if examples.classes else labels[row]
+        return f"{examples.id_of(row)} as {label}"
+
+    shown = some([f"{place(pair.first)} and {place(pair.second)}" for pair in exact])
+    text = f"{counted(len(exact), 'example is', 'examples are')} there twice, under different labels ({shown})."
+    return [Problem(name, "contradiction", text, stops=False)]
+
+
+def _first_of_each(rows: Tensor) -> list[Duplicate]:
+    """Every row that equals an earlier one, with the first that it equals."""
+    first: dict[bytes, int] = {}
+    pairs = (Duplicate(first.setdefault(digest, row), row, True) for row, digest in enumerate(digests(rows)))
+    return [pair for pair in pairs if pair.first != pair.second]
+
+
+def _groups_of_test(sets: dict[str, Examples]) -> list[Problem]:
+    """Test examples of a group, such as a patient, that the target has too, and source examples of a test group."""
+    test, problems = sets["test"], []
+    for known, other, stops in (("target", "test", True), ("test", "source", False)):
+        first, second = sets[known].groups, sets[other].groups
+        if test.groups is None or first is None or second is None:
+            continue
+        shared = (torch.isin(second, first) & (second >= 0)).nonzero().flatten()
+        if len(shared):
+            ids = _ids(sets[other], shared)
+            fix = "" if stops else ": they are left out of the source"
+            what = counted(len(ids), f"{other} example is", f"{other} examples are")
+            text = f"{what} of groups that the {known} has too ({some(ids)}){fix}."
+            problems.append(Problem(other, "shared group" if stops else IN_TEST, text, ids, stops=stops))
+    return problems
 
 
 def _checked(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> Problem:
@@ -208,20 +272,57 @@ def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int
     """Whether equal rows of a table are about as frequent as within the source, and so no copies."""
     if source.inputs.ndim != 2:
         return False
-    digests = [int.from_bytes(digest[:8]) for digest in _digests(source.inputs)]
-    counts = np.unique(np.array(digests, np.uint64), return_counts=True)[1]
-    share = int(counts[counts > 1].sum()) / len(digests)
+    codes = [int.from_bytes(digest[:8]) for digest in digests(source.inputs)]
+    counts = np.unique(np.array(codes, np.uint64), return_counts=True)[1]
+    share = int(counts[counts > 1].sum()) / len(codes)
     return share > 0 and len({pair.first for pair in pairs}) <= _FEW_TWINS + _MORE_TWINS * share * n_target
 
 
-def _by_chance(inputs: Tensor, preparation: Preparation | None) -> set[int]:
-    """Rows of a table with too few values present, and texts that were cut: they equal others by chance."""
+def _likely(
+    pairs: list[Duplicate], first: Examples, second: Examples, preparation: Preparation | None
+) -> tuple[list[Duplicate], list[Duplicate]]:
+    """The pairs that are copies, and those that are equal by chance."""
+    rows = np.zeros(len(first), dtype=bool)
+    rows[[pair.first for pair in pairs]] = True
+    chance = by_chance([first.inputs, second.inputs], preparation, np.concatenate([rows, np.zeros(len(second), bool)]))
+    parts: tuple[list[Duplicate], list[Duplicate]] = ([], [])
+    for pair in pairs:
+        parts[int(chance[pair.first])].append(pair)
+    return parts
+
+
+def by_chance(sets: Sequence[Inputs], preparation: Preparation | None, asked: np.ndarray) -> np.ndarray:
+    """(N,) the rows of these sets together, among those asked, that other examples equal by chance.
+
+    So are texts that were cut, and rows of a table whose values, were they independent, several others would have: with
+    shares p of the present values, N·Π p is the expected number of equal rows.
+    """
     if isinstance(preparation, TextPreparation):
-        return set(preparation.cut(inputs).nonzero().flatten().tolist())
-    if inputs.ndim != 2 or not inputs.dtype.is_floating_point:
-        return set()
-    present = inputs.isfinite().sum(1) if preparation is None else preparation.present(inputs)
-    return set((present < _FEW_COLUMNS).nonzero().flatten().tolist())
+        return asked & np.concatenate([preparation.cut(inputs).numpy() for inputs in sets])
+    chance = asked.copy()
+    if not asked.any() or not all(isinstance(inputs, Tensor) and inputs.ndim == 2 for inputs in sets):
+        return np.zeros_like(asked)
+    if len({(inputs.shape[1], inputs.dtype) for inputs in sets}) > 1:
+        return np.zeros_like(asked)
+    expected = np.full(len(asked), float(len(asked)))
+    for values, gone in _values_of(torch.cat([inputs.cpu() for inputs in sets]), preparation):
+        _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+        expected *= np.where(gone, 1.0, counts[at] / len(asked))
+        chance = asked & (expected > _EXPECTED)
+        if not chance.any():
+            break
+    return chance
+
+
+def _values_of(inputs: Tensor, preparation: Preparation | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The columns of a table: a number for each different value, and whether it is missing, (N,) each."""
+    if isinstance(preparation, TablePreparation):
+        for _, stored, gone in preparation.stored(inputs):
+            codes = stored[:, 0].numpy() if stored.shape[1] == 1 else np.array([*map(hash, digests(stored))])
+            yield codes, gone.numpy()
+        return
+    for column in inputs.T:
+        yield column.numpy(), ~column.isfinite().numpy()
 
 
 class Duplicate(NamedTuple):
@@ -239,16 +340,20 @@ def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Du
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return []
     places: dict[bytes, list[int]] = {}
-    for row, digest in enumerate(_digests(first)):
+    for row, digest in enumerate(digests(first)):
         places.setdefault(digest, []).append(row)
-    equal = [Duplicate(at, row, True) for row, digest in enumerate(_digests(second)) for at in places.get(digest, ())]
-    if exact or first.ndim != 4 or first.dtype != torch.uint8:
+    equal = [Duplicate(at, row, True) for row, digest in enumerate(digests(second)) for at in places.get(digest, ())]
+    if exact or not is_images(first):
         return equal
     known = {(pair.first, pair.second) for pair in equal}
     return equal + [pair for pair in _near(first, second) if pair[:2] not in known]
 
 
-def _digests(rows: Tensor) -> Iterator[bytes]:
+def is_images(inputs: Inputs) -> bool:
+    return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.dtype == torch.uint8
+
+
+def digests(rows: Tensor) -> Iterator[bytes]:
     for piece in torch.split(rows, 4096):
         content = piece.cpu().contiguous().view(len(piece), -1).view(torch.uint8).numpy()
         for row in content:

@@ -31,6 +31,8 @@ class Examples:
     classes: class names, by class index
     truth: (N,) the correct labels; -1, or NaN of numbers, where they are not known
     paths: the file each example was read from
+    groups: (N,) numbers, the same in source and target; examples with one number, such as those of one patient, stay on
+        one side of every split. -1 is a group of its own; by default copies of one example are a group.
     """
 
     inputs: Inputs
@@ -39,6 +41,7 @@ class Examples:
     classes: tuple[str, ...] | None = None
     truth: Tensor | None = None
     paths: tuple[str, ...] | None = None
+    groups: Tensor | None = None
     reads_ahead: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -109,6 +112,7 @@ class Examples:
             ids=tuple(self.id_of(i) for i in places),
             truth=None if self.truth is None else self.truth.index_select(0, at.to(self.truth.device)),
             paths=None if self.paths is None else tuple(self.paths[i] for i in places),
+            groups=None if self.groups is None else self.groups[at],
         )
 
     def fingerprint(self) -> str:
@@ -133,7 +137,7 @@ def _check_lengths(examples: Examples) -> None:
                 f"the inputs hold a tensor of shape {tuple(tensor.shape)} beside one of length {count}: the first "
                 "dimension of each must count the examples."
             )
-    for name in ("labels", "ids", "truth", "paths"):
+    for name in ("labels", "ids", "truth", "paths", "groups"):
         values: Any = getattr(examples, name)
         if values is not None and len(values) != count:
             raise DataError(f"there are {count} inputs but {len(values)} {name}: give one for each input.")

@@ -152,11 +152,7 @@ class TablePreparation:
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.exact else torch.float32
 
-    def present(self, inputs: Tensor) -> Tensor:
-        """The number of columns of each row that have a value, (N,)."""
-        return torch.stack([~gone for _, _, gone in self._stored(inputs)]).sum(0)
-
-    def _stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
+    def stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
         """Every column with its stored numbers, and (N,) whether its value is missing."""
         stored = []
         for column, at in self._places():
@@ -180,7 +176,7 @@ class TablePreparation:
         """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
         return {
             column.name: _values(column, stored, gone.numpy())
-            for column, stored, gone in self._stored(inputs)
+            for column, stored, gone in self.stored(inputs)
             if not isinstance(column, Text)
         }
 

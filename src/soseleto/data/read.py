@@ -18,8 +18,9 @@ from torch import Tensor
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
 from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
-from soseleto.data.checks import CHECKED, check_examples, labels_in_source
+from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_source
 from soseleto.data.examples import Examples
+from soseleto.data.groups import with_groups
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import names_of, number_labels, plain
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
@@ -79,8 +80,11 @@ def read_pair(
     sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress, unlabelled)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
-    dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
+    dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
+    compared = [name for name in ("source", "target", "test") if name in kept]
+    grouped, groups = with_groups([kept[name] for name in compared], preparation)
+    kept |= dict(zip(compared, grouped, strict=True))
     before, checked = None, dict[str, str]()
     copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
     if copies:
@@ -89,7 +93,7 @@ def read_pair(
         kept["source"],
         kept["target"],
         kept.get("test"),
-        tuple(problems),
+        (*problems, *groups),
         dropped,
         columns=None if preparation is None else preparation.names,
         labels_before=before,
@@ -168,7 +172,7 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
     """Read any accepted form; labels are not yet numbered and images not yet decoded."""
     if isinstance(data, Examples):
         raw = Raw(name, data.labels, inputs=data.inputs, texts=isinstance(data, TextExamples))
-        return replace(raw, ids=data.ids, classes=data.classes, truth=data.truth, paths=data.paths)
+        return replace(raw, ids=data.ids, classes=data.classes, truth=data.truth, paths=data.paths, groups=data.groups)
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name, reading)
     if _is_pair(data):
@@ -198,10 +202,12 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
     """With ``labelled=False`` every label is 0; ``known`` are then the training's columns of features."""
     suffix = path.suffix.lower()
     if path.is_dir():
-        for option in ("path_column", "id_column", "truth_column", "root") if labelled else ():
+        for option in ("path_column", "id_column", "truth_column", "group_column", "root") if labelled else ():
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
         return image_files.read_folder(path, name=name, reading=reading, labelled=labelled)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"the {name} {str(path)!r} is a pipe or a device: save the data to a file first.")
     if not path.is_file():
         neighbours = os.listdir(path.parent) if path.parent.is_dir() else []
         raise UsageError(f"the {name} {str(path)!r} is not there{did_you_mean(path.name, neighbours)}: check the path.")
@@ -272,7 +278,8 @@ def _decoded(
         raise DataError(f"no example of the {raw.name} can be used: {why}.".replace("..", "."))
     if labels.ndim == 1:  # Examples refuses -1, and rows that are left out may have no class: any index will do
         labels = torch.where(keep.to(labels.device), labels, 0)
-    examples = (TextExamples if raw.texts else Examples)(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths)
+    cls = TextExamples if raw.texts else Examples
+    examples = cls(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths, raw.groups)
     return (examples if bool(keep.all()) else examples.subset(keep)), problems
 
 

@@ -36,6 +36,7 @@ class Reading:
     channels: 1 for grey, 3 for RGB; default: grey if all source images are grey
     label_column, path_column, id_column: columns of a table; default: found by their usual names
     truth_column: column of a table with the correct labels, where they are known
+    group_column: column of a table with, say, the patient: rows of one are never on both sides of a split, nor features
     before_column: column of the target's table with the labels from before a check; it is not a feature
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
@@ -53,6 +54,7 @@ class Reading:
     label_column: str | None = None
     id_column: str | None = None
     truth_column: str | None = None
+    group_column: str | None = None
     before_column: str | None = None
     numeric_columns: Sequence[str] = ()
     categorical_columns: Sequence[str] = ()
@@ -176,6 +178,7 @@ class Raw:
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
+    groups: Tensor | None = None  # as of Examples
     texts: bool = False  # the inputs are tokens
     problems: tuple[Problem, ...] = ()
 

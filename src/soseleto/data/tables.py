@@ -8,6 +8,7 @@ are text, exactly as it has them, so that labels and ids ("007" is not "7") and 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -32,6 +33,7 @@ LABELS = ("label", "class", "target", "y", "category")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 IDS = ("id", "uid", "uuid", "key")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
+_NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
 # The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
 _INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
@@ -50,7 +52,7 @@ def load(path: Path, reading: Reading | None = None) -> Any:
         table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
         return table
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: check the path.") from error
@@ -61,13 +63,15 @@ def load(path: Path, reading: Reading | None = None) -> Any:
 def _decoded(path: Path, encoding: str | None) -> str:
     """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
     content = path.read_bytes()
+    if kind := next((kind for start, kind in _NO_TEXT.items() if content.startswith(start)), None):
+        raise DataError(f"{path} is {kind} and no text: unpack it, or export the table as CSV or Parquet.")
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         likely = "latin-1"
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            likely = "utf-16"
+            likely = "utf-32" if content.startswith(b"\xff\xfe\0\0") else "utf-16"
         elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
             likely = "cp1252"
         raise DataError(
@@ -240,6 +244,7 @@ class Columns(NamedTuple):
     path: str | None
     identity: str | None
     truth: str | None
+    group: str | None
 
 
 def usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -259,7 +264,8 @@ def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
     path = path_column_of(table, reading, what=what)
     identity = _column(table, reading, "id_column", IDS, what)
     truth = _column(table, reading, "truth_column", (), what)
-    columns = Columns(label, path, identity, truth)
+    group = _column(table, reading, "group_column", (), what)
+    columns = Columns(label, path, identity, truth, group)
     used = [column for column in columns if column is not None]
     if len(set(used)) != len(used):
         raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
@@ -317,19 +323,22 @@ def from_table(
     _check(table, name, what)
     if name != "source" and reading.truth_column not in table.column_names:
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
-    label, path, identity, truth = columns_of(table, reading, what=what)
+    if name == "source" and reading.group_column not in table.column_names:
+        reading = replace(reading, group_column=None)  # nothing is measured on the source
+    label, path, identity, truth, group = columns_of(table, reading, what=what)
     raw = Raw(
         name,
         labels_from(table[label].to_pylist(), name=name),
         ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
         truth=None if truth is None else names_of(table[truth].to_pylist()),
+        groups=None if group is None else _groups(cells.words(table[group]).to_pylist()),
         images=images,
     )
     if images is not None:
         return raw
     if path is not None:
         return _with_images(raw, table[path].to_pylist(), reading, folder)
-    return _with_features(raw, table, (label, identity, truth, reading.before_column), what)
+    return _with_features(raw, table, (label, identity, truth, group, reading.before_column), what)
 
 
 def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
@@ -343,7 +352,8 @@ def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, wha
     if path is not None:
         return _with_images(raw, table[path].to_pylist(), reading, folder)
     others = [column for column in table.column_names if column not in known]
-    roles = (reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS))
+    label, identity = reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS)
+    roles = (label, identity, reading.group_column)
     return _with_features(raw, table, roles, what)
 
 
@@ -359,6 +369,12 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
         if value is None or value == "":
             raise DataError(f"row {row} has no id in {where}: give every row one.")
     return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
+
+
+def _groups(names: Sequence[str | None]) -> torch.Tensor:
+    """A number for each name, the same in every table; -1 without a name."""
+    digests = (None if name is None else hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.tensor([-1 if digest is None else int.from_bytes(digest) >> 1 for digest in digests])
 
 
 def _with_features(raw: Raw, table: Any, roles: Sequence[str | None], what: str) -> Raw:

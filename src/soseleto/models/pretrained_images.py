@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from soseleto.errors import UsageError, counted, did_you_mean, first_line, need
 from soseleto.models.pretrained_text import PREFIX as HF
-from soseleto.models.pretrained_text import opening
+from soseleto.models.pretrained_text import WEIGHTS, opening
 
 TIMM, LAST = "timm:", "last:"
 RANDOM = "none"  # in place of a file of weights
@@ -189,7 +189,7 @@ def _of_hf(name: str, weights: str | None, size: int | None) -> Source:
     if weights is not None:
         raise UsageError("weights are for timm: models, and a Hugging Face folder has its own: leave it out.")
     with opening(name) as (transformers, place):
-        network = transformers.AutoModelForImageClassification.from_pretrained(place)
+        network = transformers.AutoModelForImageClassification.from_pretrained(place, **WEIGHTS)
         processing: dict[str, Any] = {}
         with contextlib.suppress(OSError):  # no preprocessor_config.json
             processing, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(place)

@@ -24,6 +24,8 @@ from soseleto.errors import DataError, UsageError, first_line, need
 
 PREFIX = "hf:"
 CLASSIFIER = "classifier.safetensors"  # of an exported folder
+TRUSTS_NOTHING = {"trust_remote_code": False}
+WEIGHTS = {**TRUSTS_NOTHING, "use_safetensors": True}
 _UNKNOWN = 1 << 20  # tokens; tokenizers without a limit report 10^30
 _SPECIAL = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
@@ -35,7 +37,7 @@ def is_pretrained(name: str) -> bool:
 def is_for_images(name: str) -> bool:
     """Whether ``hf:FOLDER_OR_ID`` is a model that reads images."""
     with opening(name) as (transformers, place):
-        return hasattr(transformers.AutoConfig.from_pretrained(place), "num_channels")
+        return hasattr(transformers.AutoConfig.from_pretrained(place, **TRUSTS_NOTHING), "num_channels")
 
 
 class TextEncoder(nn.Module):
@@ -129,8 +131,8 @@ class PretrainedText:
 def open_text_model(name: str) -> PretrainedText:
     """Architecture and tokenizer of ``hf:FOLDER_OR_ID``."""
     with opening(name) as (transformers, place):
-        config = transformers.AutoConfig.from_pretrained(place)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(place, **TRUSTS_NOTHING)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **TRUSTS_NOTHING)
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{name} is an encoder with a decoder: choose an encoder such as BERT or MiniLM.")
     if getattr(config, "hidden_size", None) is None or not getattr(tokenizer, "is_fast", False):
@@ -150,7 +152,7 @@ def open_text_model(name: str) -> PretrainedText:
 def make_text_model(name: str, mode: str, *, classes: int) -> nn.Module:
     """The pretrained model with a new linear classifier; in transfer mode without one."""
     with opening(name) as (transformers, place):
-        language_model = transformers.AutoModel.from_pretrained(place, dtype=torch.float32)
+        language_model = transformers.AutoModel.from_pretrained(place, dtype=torch.float32, **WEIGHTS)
     return _with_classifier(language_model, mode, classes)
 
 
@@ -172,10 +174,19 @@ def opening(name: str) -> Iterator[tuple[Any, str]]:
         raise UsageError(f"{place} is not a folder of a pretrained model, since it has no config.json: name another.")
     if not is_folder and (not place or place.startswith(("/", ".", "~")) or place.count("/") > 1):
         raise UsageError(f"there is no folder {place!r}: write --model hf:FOLDER, or hf:OWNER/NAME of the hub.")
+    if is_folder and any(Path(place).glob("*.bin")) and not any(Path(place).glob("*.safetensors")):
+        raise UsageError(
+            f"the weights in {place} are a pickle (.bin), which can run code and is not loaded: save the model again "
+            "with model.save_pretrained(FOLDER), which writes model.safetensors."
+        )
     try:
         with _quiet(transformers):
             yield transformers, place
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{name} needs code of its own, which is not run: choose a model of transformers."
+            ) from error
         if is_folder:
             raise UsageError(f"{name} cannot be read ({first_line(error)}): give another folder.") from error
         raise UsageError(

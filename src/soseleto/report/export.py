@@ -26,8 +26,12 @@ def export_ranking(
     best: int | None = None,
     worst: int | None = None,
     suspects: bool = False,
+    raw: bool = False,
 ) -> bytes:
-    """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first."""
+    """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first.
+
+    raw: as in ``written``
+    """
     if format not in WRITERS:
         hint = did_you_mean(format, WRITERS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(WRITERS)}.")
@@ -53,7 +57,30 @@ def export_ranking(
                 name: values if name in LABELS else np.array([*map(_short, values.tolist())], dtype=object)
                 for name, values in columns.items()
             }
-        return WRITERS[format](columns)
+        return written(columns, format, raw=raw)
+
+
+def written(columns: dict[str, Any], format: str, *, raw: bool = False) -> bytes:
+    """Columns in a format of ``WRITERS``.
+
+    raw: leave text in CSV as it is, where a spreadsheet would run it as a formula; else it gets a quote in front
+    """
+    if format == "csv" and not raw:
+        columns = {
+            name: np.array([*map(_no_formula, column)], object) if column.dtype == object else column
+            for name, column in columns.items()
+        }
+    return WRITERS[format](columns)
+
+
+def _no_formula(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value  # a number as text
 
 
 def describe_list(run_path: str | os.PathLike[str]) -> str:

@@ -63,7 +63,7 @@ class Review:
 
     def __init__(self, run_path: str | os.PathLike[str], *, audit: bool = False, checks: int | None = None) -> None:
         self.run, self.is_audit = RunFolder.open(run_path), audit
-        self._writing = threading.Lock()
+        self._writing, self._deciding = threading.Lock(), threading.Lock()
         if audit:
             self.audit: Audit | None = prepare(self.run, checks)
             self.queue = Queue(self.run, self.audit.ids())
@@ -102,7 +102,13 @@ class Review:
             raise UsageError(f"row {row!r} is not in the queue.")
         if label is not None and label not in self.queue.classes:
             raise UsageError(f"{label!r} is not a class of this run.")
-        self.decisions.decide(Decision(self.queue.ids[row], str(request.get("action")), label))
+        decision = Decision(self.queue.ids[row], str(request.get("action")), label)
+        with self._deciding:
+            now = self.decisions.latest().get(decision.id)
+            if "before" in request and request["before"] != (now and _shown(now)):
+                what = "undone" if now is None else f"{now.action}{f' as {now.label}' if now.label else ''}"
+                raise Refused(HTTPStatus.CONFLICT, f"Another page has decided this example meanwhile: {what}.")
+            self.decisions.decide(decision)
         return {"row": row, "audit": self._audited()}
 
     def undo(self) -> dict[str, Any]:

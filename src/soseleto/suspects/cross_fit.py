@@ -50,6 +50,7 @@ class Judgement:
     belief: (n,) the probability that the label is right; None where the score is no probability
     probabilities: (n, classes) and, of trusted examples, (m, classes); None where labels are numbers
     before: (m,) labels of the trusted examples from before they were checked, -1 where unknown
+    trusted_count: of independent trusted examples, where some are copies, which count as one
     """
 
     right: Array
@@ -60,6 +61,7 @@ class Judgement:
     trusted_probabilities: Array | None = None
     belief: Array | None = None
     before: Array | None = None
+    trusted_count: float | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,6 +167,7 @@ def cross_fit(
         labels=labels,
         trusted_labels=trusted_labels,
         before=before,
+        trusted_count=m / design_effect(of_known.argmax(axis=1) == trusted_labels, groups and groups[1]),
         rivals={"mixed": mixed[1], "target_only": target_only},
         model=model,
     )
@@ -234,6 +237,21 @@ def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = Non
     return folds
 
 
+def design_effect(values: Array, groups: Array | None) -> float:
+    """By how much groups make the variance of a mean larger: Σ_g (Σ_{i∈g} dᵢ)² / Σᵢ dᵢ², with dᵢ = valueᵢ − mean.
+
+    Copies have equal values: a group of four counts as one. Where all values are equal, all groups are taken for such.
+    """
+    if groups is None or len(np.unique(groups)) == len(groups):
+        return 1.0
+    apart = values - values.mean()
+    at = np.unique(groups, return_inverse=True)[1]
+    total = float(apart @ apart)
+    if total == 0.0:
+        return float((np.bincount(at) ** 2).sum() / len(at))
+    return max(1.0, float((np.bincount(at, apart) ** 2).sum()) / total)
+
+
 # Classifiers
 
 
@@ -250,9 +268,12 @@ def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:
     """A clone of the learner, trained; a pipeline hands the weights to its last step."""
     from sklearn import config_context
     from sklearn.base import clone
+    from sklearn.dummy import DummyClassifier
     from sklearn.pipeline import Pipeline
     from sklearn.utils.validation import has_fit_parameter
 
+    if len(np.unique(labels)) < 2:  # groups leave one class
+        return DummyClassifier(strategy="prior").fit(features, labels)
     model = clone(learner)
     last, prefix = (model.steps[-1][1], f"{model.steps[-1][0]}__") if isinstance(model, Pipeline) else (model, "")
     if not has_fit_parameter(last, "sample_weight"):

@@ -60,6 +60,7 @@ class PlantedProbes:
             ids=None if planted.ids is None else planted.ids[:n],
             truth=None if planted.truth is None else planted.truth[:n],
             paths=None if planted.paths is None else planted.paths[:n],
+            groups=None,
         )
 
     def judgement(self, labels: Tensor, signals: Mapping[str, Tensor], probabilities: Tensor) -> Judgement:
@@ -214,4 +215,5 @@ def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> Exa
         ids=ids,
         paths=paths,
         truth=truth,
+        groups=None,
     )

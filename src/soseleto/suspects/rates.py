@@ -78,7 +78,8 @@ def judge(found: Judgement, precision: float = 0.9) -> Judged:
     n, order = len(found.right), np.argsort(found.right, kind="stable")
     counts = np.arange(1, n + 1)
     weight, share = _like_the_source(found), _wrong_share(found)
-    of = max(int((weight > 0).sum()), 1)
+    independent = 1.0 if found.trusted_count is None else found.trusted_count / len(weight)
+    of = max(float((weight > 0).sum()) * independent, 1.0)
     by_score = np.argsort(found.of_trusted)
     below = np.searchsorted(found.of_trusted[by_score], found.right[order], side="right")
     alarms = of * np.append(0.0, np.cumsum(weight[by_score]))[below]
@@ -121,7 +122,7 @@ def _wrong_share(found: Judgement) -> Estimate:
         return _share_by_score(found.right, found.of_trusted, weight)
     assert found.probabilities is not None
     assert found.trusted_probabilities is not None
-    n, m = len(found.labels), len(found.trusted_labels)
+    n, m = len(found.labels), found.trusted_count or len(found.trusted_labels)
     error = float(weight @ (found.trusted_probabilities.argmax(axis=1) != found.trusted_labels))
     spread = ERRORS * float(np.sqrt((error * (1 - error) + 1 / m) / m))
     value = 1 - float(found.belief.mean())

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import UsageError
-from soseleto.suspects.cross_fit import Array, Judgement
+from soseleto.suspects.cross_fit import Array, Beliefs, Judgement
 from soseleto.suspects.rates import EARLIER_LABELS, FROM_TRUSTED, Estimate, Judged, judge
+
+CHANCE = 5.0  # standard errors, which are too small by half for answers of cross-fitting
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,10 +133,25 @@ class Evidence:
 
     @cached_property
     def _of_judged(self) -> Judgement:
-        at, whole = self.judged.numpy(), self.judgement
-        parts = {name: getattr(whole, name) for name in ("right", "probabilities", "labels", "belief")}
-        kept: dict[str, Any] = {name: part if part is None else part[at] for name, part in parts.items()}
-        return replace(whole, **kept)
+        return _of(self.judgement, self.judged)
+
+    def subset(self, kept: Tensor) -> Evidence:
+        """The same of some source examples, by a mask (n,)."""
+        return Evidence(_of(self.judgement, kept), self.judged[kept], self.predicted[kept], self.suggested[kept])
+
+    @cached_property
+    def _informative(self) -> bool:
+        """Whether held-out trusted labels are more probable than those of other trusted examples, beyond chance.
+
+        Where they are not, as with labels by coin flip, the best of many thresholds looks good by luck. The joined
+        answer cannot tell, since its exponents were chosen on the same labels.
+        """
+        found, labels = self.judgement, self.judgement.trusted_labels
+        if not isinstance(found, Beliefs):
+            return True
+        said = np.stack(list(found.rivals.values())).mean(axis=0)
+        gain = said[np.arange(len(labels)), labels] - said.mean(axis=0)[labels]
+        return bool(gain.mean() > CHANCE * gain.std() / np.sqrt(found.trusted_count or len(labels)))
 
     @cached_property
     def _probability(self) -> Array:
@@ -175,6 +192,8 @@ class Evidence:
         ends = (judged.false, judged.high, judged.low)
         last = [float(1.0 - end[count - 1]) for end in ends] if count else [1.0, 0.0, 1.0]
         value, low, high = last
+        if not self._informative:
+            low, high = 0.0, 1.0
         hits = [count / n * part for part in (value, low, high)]
         shares = [max(part, 1e-9) for part in (share.value, share.high, share.low)]
         recall = [min(of / all_wrong, 1.0) for of, all_wrong in zip(hits, shares, strict=True)]
@@ -188,3 +207,10 @@ class Evidence:
             wrong_share=share,
             evidence=self,
         )
+
+
+def _of(judgement: Judgement, kept: Tensor) -> Judgement:
+    """The judgement of some of the source's labels."""
+    parts = {name: getattr(judgement, name) for name in ("right", "probabilities", "labels", "belief")}
+    some: dict[str, Any] = {name: part if part is None else part[kept.numpy()] for name, part in parts.items()}
+    return replace(judgement, **some)

@@ -272,7 +272,7 @@ def wrong_share(model: nn.Module, prepare: Prepare, data: Data, *, seed: int) ->
     By cross-fitted beliefs in some of the labels, on the inputs and the features of the network before training.
     """
     trusted = data.target.labels.cpu()
-    if sharded_modules(model) or not enough_trusted(trusted.numpy()) or not _has_sklearn():
+    if sharded_modules(model) or not enough_trusted(data.target) or not _has_sklearn():
         return None
     some = torch.randperm(len(data.source), generator=generator(seed, "share/some"))[:MOST_JUDGED]
     labels = data.source.labels.cpu()[some]
@@ -285,7 +285,15 @@ def wrong_share(model: nn.Module, prepare: Prepare, data: Data, *, seed: int) ->
             sides = [_blocks(model, prepare, examples) for examples in (source, data.target)]
         of_source, of_target = (np.concatenate(blocks, axis=1) for blocks in zip(*map(_reduced, *sides), strict=True))
         classes = 1 + max(int(labels.max()), int(trusted.max()))
-        found = cross_fit(of_source, labels.numpy(), of_target, trusted.numpy(), classes=classes, seed=seed)
+        found = cross_fit(
+            of_source,
+            labels.numpy(),
+            of_target,
+            trusted.numpy(),
+            classes=classes,
+            seed=seed,
+            groups=groups_of(source, data.target),
+        )
     except Exception as error:
         if is_out_of_memory(error):  # the training does not fit either, and says what would
             return None
@@ -348,9 +356,18 @@ def features_of_set(
     return torch.cat(made).flatten(1).nan_to_num(0.0, 0.0, 0.0).numpy()
 
 
-def enough_trusted(labels: np.ndarray) -> bool:
+def enough_trusted(target: ExampleSet) -> bool:
     """Whether every fold leaves two classes to learn."""
+    labels = target.labels.cpu().numpy()
+    if isinstance(target, Examples) and target.groups is not None:
+        labels = np.unique(np.stack([target.groups.numpy(), labels]), axis=1)[1]
     return int((np.bincount(labels) >= 2).sum()) >= 2
+
+
+def groups_of(source: ExampleSet, target: ExampleSet) -> tuple[np.ndarray, np.ndarray] | None:
+    if not isinstance(source, Examples) or not isinstance(target, Examples):
+        return None
+    return None if source.groups is None or target.groups is None else (source.groups.numpy(), target.groups.numpy())
 
 
 def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bool:

@@ -28,7 +28,7 @@ from soseleto.task.task import DeferredGuard, Task, state_of
 from soseleto.training.history import Records
 from soseleto.training.options import Checkpoints
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _CHANGED = {  # instead of two long values
     "model_fingerprint": "the model",
@@ -95,13 +95,17 @@ class Keeper:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM end the step and save the run; a second SIGINT stops at once."""
+        """Inside, SIGINT, SIGTERM and SIGHUP end the step and save the run; a second SIGINT stops at once.
+
+        One that is ignored, as SIGHUP by nohup, stays so.
+        """
         if self._possible:
             self._possible = self._can_save()
         if not self._possible or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             yield
         finally:

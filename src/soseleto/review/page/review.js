@@ -165,6 +165,12 @@
     return answer.json();
   };
 
+  const reload = async () => {
+    const { decisions } = await (await fetch("/state")).json();
+    state.decisions = Object.setPrototypeOf(decisions, null); // an id may be "constructor"
+    show();
+  };
+
   const exclusively = async (work) => {
     if (busy || !state) return; // ignore keys pressed before the next example is shown
     busy = true;
@@ -175,6 +181,7 @@
       at("trouble").textContent = error instanceof TypeError
         ? "The server has stopped, and this decision was not saved. Start the command again: all earlier decisions are kept."
         : `This decision was not saved. ${error.message}`;
+      if (!(error instanceof TypeError)) await reload().catch(() => {}); // what another page has decided
     } finally {
       busy = false;
     }
@@ -184,7 +191,8 @@
     const item = current();
     if (!item || (action === "relabel" && !label)) return;
     if (action === "relabel" && label === item.label) action = "keep";
-    const { audit } = await post("/decide", action === "relabel" ? { row: item.row, action, label } : { row: item.row, action });
+    const request = { row: item.row, action, before: decided(item) ?? null };
+    const { audit } = await post("/decide", action === "relabel" ? { ...request, label } : request);
     showAudit(audit);
     state.decisions[item.id] = { action, label: action === "relabel" ? label : null };
     at("announcement").textContent = `${item.id}: ${statusOf(item)}.`;
