@@ -12,9 +12,9 @@ import pytest
 from soseleto.data import Reading, as_examples, read_pair
 
 
-def indexed(path: Path) -> Path:
+def indexed(path: Path, start: float = 0.0) -> Path:
     """A frame without two of its rows, saved with its index."""
-    frame = pandas.DataFrame({"a": np.arange(8) * 0.5, "b": np.arange(8)[::-1] * 0.1, "label": ["x", "y"] * 4})
+    frame = pandas.DataFrame({"a": start + np.arange(8) * 0.5, "b": np.arange(8)[::-1] * 0.1, "label": ["x", "y"] * 4})
     frame = frame.drop([1, 2])
     if path.suffix == ".csv":
         frame.to_csv(path)
@@ -27,7 +27,8 @@ def indexed(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["s.csv", "twice.csv", "s.parquet", "named.parquet"])
 def test_a_pandas_index_is_no_feature_and_that_is_said(name: str, tmp_path: Path) -> None:
-    pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / name), mode="noisy")
+    (tmp_path / "other").mkdir()
+    pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / "other" / name, 0.25), mode="noisy")
     assert pair.columns == ("a", "b")
     said = [str(problem) for problem in pair.problems if problem.kind == "index"]
     assert [line.partition(":")[0] for line in said] == ["source", "target"]
