@@ -152,19 +152,17 @@ def cost() -> str:
 def first_answers() -> str:
     """`scan` beside cleanlab in two sentences, with where it is behind."""
     rows, module = load("scan.json")["rows"], benchmark("scan")
-    mean = {name: module.mean_of(rows, *name) for name in (
-        ("auroc", "joined"), ("auroc", "cleanlab"), ("accuracy", "ours"), ("accuracy", "cleanlab"), ("accuracy", "ordinary")
-    )}  # fmt: skip
+    auroc, rival = (f"{module.mean_of(rows, 'auroc', name):.3f}" for name in ("joined", "cleanlab"))
+    ours, pruned, plain = (f"{module.mean_of(rows, 'accuracy', name):.1f}" for name in ("ours", "cleanlab", "ordinary"))
     lines = module.lines_of(rows)
     behind = [line["noise"] for line in lines if line["joined"] < line["cleanlab"]]
     sets, wrong = {row["setting"]["data"] for row in rows}, [100 * row["true_share"] for row in rows]
     return (
-        f"First answers of `scan` on {len(sets)} data sets ({len(rows)} draws with {min(wrong):.0f} to {max(wrong):.0f} % "
-        f"wrong labels), with the same features, learner and checked examples: AUROC of wrong labels "
-        f"{mean['auroc', 'joined']:.3f}, cleanlab {mean['auroc', 'cleanlab']:.3f}; accuracy "
-        f"{mean['accuracy', 'ours']:.1f}, after cleanlab's pruning {mean['accuracy', 'cleanlab']:.1f}, on all labels "
-        f"{mean['accuracy', 'ordinary']:.1f}. Its [ranking](docs/how-to/suspects.md#what-the-lists-of-a-scan-hold) is "
-        f"behind in {len(behind)} of {len(lines)} cells, in {behind.count('hard')} of them with mistakes on hard examples."
+        f"First answers of `scan` on {len(sets)} data sets ({len(rows)} draws, {min(wrong):.0f} to {max(wrong):.0f} % "
+        f"wrong labels), with the same features, learner and checked examples: AUROC of wrong labels {auroc}, cleanlab "
+        f"{rival}; accuracy {ours}, after cleanlab's pruning {pruned}, on all labels {plain}. Its "
+        f"[ranking](docs/how-to/suspects.md#what-the-lists-of-a-scan-hold) is behind in {len(behind)} of {len(lines)} "
+        f"cells, in {behind.count('hard')} of them with mistakes on hard examples."
     )
 
 
