@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from soseleto.models.learned import from_bytes, to_bytes
 from soseleto.report import write_report
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.cross_fit import cross_fit
+from soseleto.suspects.rates import judge
 from soseleto.suspects.residuals import ridge
 
 
@@ -209,3 +211,40 @@ def test_copies_are_judged_by_classifiers_that_have_seen_neither() -> None:
 
     assert right(None) > 0.9
     assert right(numbers) < 0.7
+
+
+def test_trusted_labels_look_no_more_certain_than_right_labels_of_the_source() -> None:
+    """Were the weights of the source's labels judged by classifiers that know a trusted label, it would be 0.69."""
+    found = []
+    for seed in range(3):
+        draw = np.random.default_rng(seed)
+        x = draw.normal(size=(880, 60))
+        truth = (x[:, :4] + draw.gumbel(size=(880, 4))).argmax(1)
+        labels, wrong = truth[:800].copy(), draw.random(800) < 0.1
+        labels[wrong] = (labels[wrong] + 1) % 4
+        beliefs = cross_fit(x[:800], labels, x[800:], truth[800:], classes=4)
+        right = beliefs.right[~wrong]
+        sides = np.concatenate([np.zeros(len(right)), np.ones(80)])
+        found.append(roc_auc_score(sides, np.concatenate([right, beliefs.of_trusted])))
+    assert 0.45 < np.mean(found) < 0.6
+
+
+def test_earlier_labels_of_trusted_examples_count_the_share_and_choose_who_shows_right_labels(digits) -> None:
+    (x, labels), (known, checked), _, _ = digits
+    found = cross_fit(x, labels, known, checked, classes=10)
+    hardest = np.argsort(found.of_trusted)
+    before = checked.copy()
+    before[hardest[:15]] = (checked[hardest[:15]] + 1) % 10
+    before[hardest[-20:]] = -1
+    plain, counted = judge(found), judge(replace(found, before=before))
+    assert counted.wrong_share.value == pytest.approx(15.5 / 131)
+    assert counted.wrong_share.low < 15 / 130 < counted.wrong_share.high < 0.2
+    assert counted.false[299] < plain.false[299]  # the hardest right labels of the target are not like the source's
+    assert counted.suspects.sum() <= round(1000 * counted.wrong_share.value)
+
+
+def test_a_list_that_does_not_reach_the_precision_is_short(digits) -> None:
+    found = cross_fit(*digits[0], *digits[1], classes=10)
+    judged = judge(found, precision=0.9999)
+    assert 0 < judged.suspects.sum() <= max(10, round(1000 * judged.wrong_share.low))
+    assert judged.precision.value < 0.9999
