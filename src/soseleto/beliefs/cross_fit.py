@@ -31,7 +31,8 @@ import numpy as np
 from soseleto.errors import UsageError, need
 from soseleto.models.learned import probabilities_of
 
-FOLDS, ROUNDS = 5, 2
+FOLDS = 5
+ROUNDS = 2  # in which labels are judged by classifiers that were trained on labels by belief
 TRUSTED_WEIGHT = 3.0  # of a trusted example in cross-fitting, where one of the source has at most 1
 PENALTY = 0.1  # C of the logistic regression, for features on one scale
 SHARPNESS = 2.0  # power of the beliefs as weights of the final model: mistakes that are half believed do harm
