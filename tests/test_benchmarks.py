@@ -143,7 +143,7 @@ def test_coverage_compares_each_basis_with_the_truth(tmp_path: Path, coverage: A
 
 
 def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
-    name = {"data": "digits", "noise": "hard", "rate": 0.2, "basis": "audited", "seed": coverage.FIRST_SEED}
+    name = {"data": "digits", "noise": "hard", "rate": 0.2, "basis": "audited", "seed": 3}
     known = {"precision": [0.9, 0.8, 1.0], "true precision": 0.85, "share": [0.2, 0.1, 0.3], "true share": 0.35}
     unknown = {"precision": None, "true precision": 0.5, "share": [0.2, 0.1, 0.3], "true share": 0.2}
     rows = [name | known | {"suspects": 5}, name | unknown | {"suspects": 5}, name | unknown | {"suspects": 0}]
