@@ -186,15 +186,13 @@ def test_auto_equals_loop_at_every_step(case: Case) -> None:
 
 def test_auto_is_replaced_in_the_middle_of_a_training_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model, engine = zero_head(layer("centre")).double(), make_engine("auto")
+    model, engine = around("mixup", start=1).double(), make_engine("auto")
     batch = vectors(), torch.randint(CLASSES, (8,))
     names = []
     with caplog.at_level(logging.WARNING, logger="soseleto"):
-        for _ in range(3):
+        for CLOCK.step in range(3):
             engine(model, cross_entropy, batch, gradient(cross_entropy(model, batch).mean(), trainable(model)))
             names.append(engine.name)
-            with torch.no_grad():
-                model[-1].weight.normal_()  # type: ignore[index]
     assert names == ["layerwise", "forward", "forward"]
     assert [record.getMessage()[:52] for record in caplog.records] == [
         "from now on alignments by the slower forward engine,"

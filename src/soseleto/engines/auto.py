@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from soseleto.engines.interface import (
 )
 from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules
-from soseleto.engines.proof import Inexact, Kinds, ProofDue, Recorded, Schedule, prove
+from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
 logger = logging.getLogger("soseleto")
@@ -81,14 +82,24 @@ class ProvedEngine:
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: _Proofs
     ) -> tuple[Tensor, Tensor]:
         """Losses and alignments; a new kind of graph is proved first."""
-        restore = None if self.schedule is None else Restore(model)
-        losses, alignment, calls = self._run(model, loss, batch, direction)
-        if restore is None or not proofs.kinds.is_new(calls, len(losses) > 1, now=self._calls):
-            return losses, alignment
-        del losses, alignment
-        restore()
-        self._prove(proofs, model, loss, batch, direction)
-        losses, alignment, _ = self._run(model, loss, batch, direction)
+        if self.schedule is None:
+            return self._run(model, loss, batch, direction)[:2]
+        restore = Restore(model)
+        losses, alignment, seen = self._run(model, loss, batch, direction)
+        if proofs.kinds.is_new(seen.functions, len(losses) > 1, now=self._calls):
+            del losses, alignment
+            restore()
+            self._prove(proofs, model, loss, batch, direction)
+            losses, alignment, _ = self._run(model, loss, batch, direction)
+        elif self.schedule.needs_check:
+            self.schedule.begin()
+            c = coefficients(losses, examples=0, seed=self._calls)[0]
+            g = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
+            equation, tolerance = Equation.of(c, g, direction), seen.tolerance(losses)
+            with self._named():
+                if equation.is_finite:  # guards report losses that are not finite
+                    equation.require(alignment, tolerance)
+            self.schedule.checked()
         return losses, alignment
 
     def _proofs_of(
@@ -120,30 +131,38 @@ class ProvedEngine:
 
         def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             try:
-                losses, alignment, calls = self._run(model, loss, batch, along)
+                losses, alignment, seen = self._run(model, loss, batch, along)
             except (EngineError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
                 raise Inexact(first_line(error)) from error
-            kind[:] = calls, len(losses) > 1
+            if self.name == "forward" and Tensor.register_hook in seen.functions:
+                raise Inexact("a hook acts on the gradient of an activation, which is not a part of forward mode")
+            kind[:] = seen.functions, len(losses) > 1
             return losses, alignment
 
         seed, first = self._calls, not proofs.is_proved
-        try:
+        with self._named():
             unproved = prove(
                 align, model, loss, batch, names, seed=seed, first=first, with_gradient=proofs.with_gradient
             )
+        proofs.is_proved = True
+        self.schedule.proved(unproved, proofs.kinds.add(*kind, now=self._calls, unproved=unproved) if kind else None)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Inside, ``Inexact`` becomes an error with the engine's name."""
+        try:
+            yield
         except Inexact as error:
             raise EngineError(
                 f"the {self.name} engine is not exact for this model ({error}): use engine='loop', or engine='auto', "
                 "which picks the fastest exact one."
             ) from error
-        proofs.is_proved = True
-        self.schedule.proved(unproved, proofs.kinds.add(*kind, now=self._calls, unproved=unproved) if kind else None)
 
     def _run(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor, list[Hashable]]:
+    ) -> tuple[Tensor, Tensor, Recorded]:
         """Losses, alignments, and what the model called."""
         recorded = Recorded()
 
@@ -153,7 +172,7 @@ class ProvedEngine:
 
         try:
             with torch.enable_grad(), uncompiled(model):
-                return *self._function(model, recording, batch, direction), recorded.functions
+                return *self._function(model, recording, batch, direction), recorded
         except RuntimeError as error:
             if reentrant := no_reentrant_checkpoint(error):
                 raise reentrant from error

@@ -5,44 +5,53 @@ Alignments are linear in the direction d: for coefficients c an engine's q must 
     Σ_j c_j q_j = Re⟨∂(Σ_j c_j ℓ_j)/∂θ, d⟩,
 
 whose right side is one ordinary backward of an ordinary forward, where hooks, ``no_grad`` and the user's own functions
-act as they do in training. c is random, and one-hot for a few examples j, where the equation is the definition of q_j.
-d has a part for every parameter, of a random sign and of a size such that no parameter outweighs another.
+act as they do in training. c is random, and one-hot for a few examples j, where the equation is the definition of q_j:
+times 1024, since a hook that clips gradients acts on large ones only. d has a part for every parameter, of a random
+sign and of a size such that no parameter outweighs another. The random c are powers of two: they change no rounding.
 
 A parameter whose gradient is (near) zero is not proved by this, as with all layers below a head that starts at zero. So
-proofs are repeated: at calls 1, 2, 3, 4, 16, 64, ...; while a parameter is unproved, at each of the first eight calls
-(behind a head that starts at zero there may be a gate that starts at zero) and then when the number of calls has
-doubled, so that what grows steadily from zero on has grown by a small factor since it was last too small to be seen.
+proofs are repeated at calls 2, 3 and 4, and for a new kind of graph; while a parameter is unproved, at each of the
+first eight calls (behind a head that starts at zero there may be a gate that starts at zero) and then when the number
+of calls has doubled, so that what grows steadily from zero on has grown by a small factor since it was last unseen.
+What the batches so far did not show is found by a check in every 25 to 50 calls, at random: the equation with random c
+on the step's own graph, for which one ordinary backward is enough.
 
 In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes and 4 calls
-of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is below 1 %
-of a run from 2,500 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
+of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a check 2F, a step about 5F.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
-from soseleto.engines.interface import PerExampleLoss, as_loss_vector, inner, trainable
-from soseleto.engines.model_state import unchanged
+from soseleto.engines.interface import PerExampleLoss, as_loss_vector, inner, refuse_foreign, trainable
+from soseleto.engines.model_state import before_call, unchanged
 from soseleto.errors import EngineError, first_line
 
 # --- what a model calls during a pass: by it a graph of another kind than those proved is recognised ---
 
 
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
 def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Hashable:
     """A call without its tensors: the function, whether under ``no_grad``, and which of its numbers are zero.
 
-    A factor of zero hides what it multiplies from a proof, such as a term of the loss that is faded in.
+    A factor of zero hides what it multiplies from a proof, such as a term of the loss that is faded in, and a shift by
+    zero places that it mixes examples.
     """
     numbers = (*args, *kwargs.values()) if kwargs else args
-    zeros = [at for at, value in enumerate(numbers) if value.__class__ is float and value == 0.0]
+    zeros = [at for at, value in enumerate(numbers) if isinstance(value, _NUMBERS) and value == 0]
     if zeros:
         return (func, torch.is_grad_enabled(), *zeros)
     return func if torch.is_grad_enabled() else (func,)
@@ -58,10 +67,14 @@ class Recorded(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(described(func, args, kwargs))
+        before_call(func, args)
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
+
+    def tolerance(self, losses: Tensor) -> float:
+        return TOLERANCE.of(self.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
 
 
 # --- how far two computations of the same gradient may differ by rounding ---
@@ -89,6 +102,8 @@ UNPROVED = 10 * FLOOR  # times the tolerance: a share below which an error could
 
 FIRST = 4  # calls that each hold a proof: the first steps change a model most
 EARLY = 8  # calls that each hold one while a parameter is unproved
+CHECKED = 25, 50  # calls from one check to the next, at random between these
+LARGE = 1024.0  # times a one-hot c
 
 # (losses with their graph, alignments) along a direction
 Align = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -104,23 +119,34 @@ class Schedule:
 
     calls: int = 0
     at: int = 1  # the call that holds the next proof
+    check_at: int = 1  # the call that holds the next check
+    last: int = 0  # the call of the last proof or check that was passed
     unproved: frozenset[str] = frozenset()
     recording: bool = False  # a CUDA graph
 
     def begin(self) -> None:
-        """Before a proof: raises where none can be held."""
+        """Before a proof or a check: raises where none can be held."""
         if self.recording:
             raise ProofDue
 
     @property
     def is_due(self) -> bool:
-        """Whether the next call holds a proof."""
-        return self.calls + 1 >= self.at
+        """Whether the next call holds a proof or a check."""
+        return self.calls + 1 >= min(self.at, self.check_at)
 
     def count(self) -> bool:
         """Count a call; whether a proof is due in it."""
         self.calls += 1
         return self.calls >= self.at
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether this call holds a check."""
+        return self.calls >= self.check_at
+
+    def checked(self) -> None:
+        """Set the next check: the calls that hold one are the same in every run."""
+        self.last, self.check_at = self.calls, self.calls + random.Random(self.calls).randint(*CHECKED)
 
     def proved(self, unproved: Iterable[str], again: int | None = None) -> None:
         """Set the next proof; one of a new kind of graph, held before its time, does not postpone it.
@@ -128,10 +154,11 @@ class Schedule:
         again: the call in which this kind of graph is to be proved again, where it was proved in part
         """
         self.unproved = frozenset(unproved)
-        following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else 4 * self.calls
+        following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else sys.maxsize
         self.at = following if self.calls >= self.at else min(self.at, following)
         if again is not None:
             self.at = min(self.at, again)
+        self.checked()
 
 
 def _again(calls: int) -> int:
@@ -199,11 +226,11 @@ def _pieces(calls: Sequence[Hashable], conditions: tuple[Hashable, ...]) -> set[
 def coefficients(losses: Tensor, *, examples: int, seed: int) -> list[Tensor]:
     """Random c without a common sign, under which gradients do not cancel, and one-hot c of some examples."""
     seeded = torch.Generator().manual_seed(seed)
-    n = len(losses)
-    c = torch.rand(n, generator=seeded, dtype=torch.float64) + 0.5
+    n, large = len(losses), 1.0 if losses.dtype == torch.float16 else LARGE
+    c = 2.0 ** torch.randint(-1, 2, (n,), generator=seeded, dtype=torch.float64)
     c *= torch.randint(2, (n,), generator=seeded) * 2 - 1
     chosen = torch.randperm(n, generator=seeded)[: examples if n > 1 else 0]
-    rows = [c, *(torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
+    rows = [c, *(large * torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
     return [row.to(losses.device) for row in rows]
 
 
@@ -250,6 +277,7 @@ def prove(
     with unchanged(model):
         with Recorded() as recorded:
             ordinary = as_loss_vector(loss(model, batch))
+        refuse_foreign(ordinary, model)
         c, *one_hot = coefficients(ordinary, examples=3 if first else 1, seed=seed)
         g = gradient(ordinary, parameters, c.to(ordinary.dtype), retain_graph=True)
         whole = random_direction({name: g.get(name) for name in names}, {n: parameters[n] for n in names}, seed)
@@ -259,11 +287,11 @@ def prove(
         for one in one_hot:
             of_one = gradient(ordinary, parameters, one.to(ordinary.dtype), retain_graph=True)
             for row, direction in zip(equations, directions, strict=True):
-                row.append(Equation.of(one, of_one, direction, row[0].scale / len(ordinary)))
+                row.append(Equation.of(one, of_one, direction, one.max() * row[0].scale / len(ordinary)))
         ordinary = ordinary.detach()
     if not all(equation.is_finite for row in equations for equation in row):  # guards report losses that are not finite
         return frozenset(names)
-    tolerance = TOLERANCE.of(recorded.dtypes | {ordinary.dtype}, is_cuda=ordinary.is_cuda)
+    tolerance = recorded.tolerance(ordinary)
     for number, (direction, row) in enumerate(zip(directions, equations, strict=True)):
         with unchanged(model):
             losses, q = align(direction)
@@ -272,7 +300,7 @@ def prove(
                 compare(_source_gradient(losses, parameters, c), g, tolerance)
         for equation in row:
             equation.require(q, tolerance)
-    return unproved(gradient_norms(g), names, tolerance)
+    return unproved(gradient_norms(g), names, dict.fromkeys(names, tolerance))
 
 
 class Inexact(EngineError):
@@ -284,13 +312,13 @@ def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: g.norm().double() for name, g in gradients.items()}
 
 
-def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: float) -> frozenset[str]:
+def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: Mapping[str, float]) -> frozenset[str]:
     """The parameters with gradients so small that an error in them could not be seen; those unused have none."""
     if not norms:
         return frozenset()
     sizes = torch.stack(list(norms.values()))
     shares = dict(zip(norms, (sizes / sizes.max().clamp_min(1e-300)).tolist(), strict=True))
-    return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance)
+    return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance[name])
 
 
 def _require_equal_losses(losses: Tensor, ordinary: Tensor, tolerance: float) -> None:
@@ -311,25 +339,26 @@ def _source_gradient(losses: Tensor, parameters: dict[str, nn.Parameter], c: Ten
 
 def compare(mine: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float) -> None:
     """Raise ``Inexact`` unless two gradients agree in each parameter."""
-    left = {name: g.clone() for name, g in right.items()}
+    left = dict(right)
     subtract(left, mine)
-    require_zero(left, gradient_norms(right), tolerance)
+    require_zero(left, gradient_norms(right), dict.fromkeys(left, tolerance))
 
 
 def subtract(left: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Subtract gradients from those in ``left``, in place."""
+    """Subtract gradients from those in ``left``; not in place, since the gradient of a sum is expanded."""
     for name, g in found.items():
-        left[name] = left[name].sub_(g) if name in left else -g
+        left[name] = left[name] - g if name in left else -g
 
 
-def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolerance: float) -> None:
-    """Raise ``Inexact`` unless nothing is left of gradients that had these norms, up to the tolerance."""
+def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolerance: Mapping[str, float]) -> None:
+    """Raise ``Inexact`` unless nothing is left of gradients that had these norms, up to each one's tolerance."""
     if not norms:
         return
     sizes = torch.stack([norms.get(name, g.new_zeros((), dtype=torch.float64)) for name, g in left.items()])
     floor = FLOOR * sizes.norm()  # a gradient that cancels to zero consists of rounding errors only
     errors = torch.stack(list(gradient_norms(left).values()))
-    off = (~(errors <= tolerance * (sizes + floor))).nonzero().flatten().tolist()
+    tolerances = sizes.new_tensor([tolerance[name] for name in left])
+    off = (~(errors <= tolerances * (sizes + floor))).nonzero().flatten().tolist()
     if off:
         raise Inexact(f"the gradient of parameter {list(left)[off[0]]!r} is not that of an ordinary backward pass")
 
@@ -347,7 +376,7 @@ class Equation:
 
     @classmethod
     def of(
-        cls, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor], more: Tensor | float = 0.0
+        cls, c: Tensor, gradients: Mapping[str, Tensor], direction: Mapping[str, Tensor], more: Tensor | float = 0.0
     ) -> Equation:
         """``more`` is added to the scale: rounding errors of the batch are seen by each example."""
         norms = gradient_norms(gradients)

@@ -26,10 +26,9 @@ from soseleto.engines.functions import (
     rule_for,
     self_attention,
     tensors,
-    writes_to_first,
 )
 from soseleto.engines.interface import is_differentiable
-from soseleto.engines.model_state import sharded_modules
+from soseleto.engines.model_state import before_call, sharded_modules, writes_to_first
 from soseleto.engines.proof import described
 from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule, broadcast_rule
 from soseleto.errors import EngineError
@@ -122,6 +121,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.functions.append(described(func, args, kwargs))
+        before_call(func, args)
         self.leaves_graph = self.leaves_graph or _leaves_graph(func, args, kwargs)
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
@@ -247,6 +247,13 @@ class Tape(TorchFunctionMode):
         return EngineError(
             f"the layerwise engine cannot treat {where}, parameter {parameter!r}: {why}; {OTHER_ENGINES}."
         )
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the user's code may get the gradients of this pass."""
+        of_modules = (m._backward_hooks or m._backward_pre_hooks for m in self.model.modules())
+        of_parameters = (p._backward_hooks for p in self.derived.parameters.values())
+        return Tensor.register_hook in self.functions or any(of_modules) or any(of_parameters)
 
     def check_rows(self, rows: int) -> None:
         """Find the layout of calls whose first dimension is not the batch; raises where it is not known."""

@@ -151,7 +151,7 @@ class State:
     weights: Weights | None = None
     optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``use_optimizer``
     schedule: LRScheduler | None = None
-    first_lr: float = 0.0
+    peak_lr: float = 0.0  # 0 without an optimizer
     steps: int = 0
 
     @classmethod
@@ -164,8 +164,7 @@ class State:
     def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
         """Step with this optimizer; step sizes besides its own follow its learning rate."""
         self.optimizer, self.schedule = optimizer, schedule
-        group = optimizer.param_groups[0]
-        self.first_lr = float(group.get("initial_lr", group["lr"]))
+        self.peak_lr = peak_rate(optimizer.param_groups[0])
 
     @property
     def lr(self) -> Tensor | float:
@@ -174,16 +173,24 @@ class State:
 
     @property
     def lr_left(self) -> Tensor | float:
-        """The current learning rate as a share of the first."""
-        return self.lr / self.first_lr if self.first_lr else 1.0
+        """The current learning rate as a share of the largest."""
+        if not self.peak_lr:
+            return 1.0
+        if isinstance(self.lr, Tensor):
+            return (self.lr / self.peak_lr).clamp_max(1.0)
+        self.peak_lr = max(self.peak_lr, self.lr)  # of a schedule that multiplies the rate it starts from
+        return self.lr / self.peak_lr
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
-        return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
+        weights = None if self.weights is None else self.weights.state()
+        return {"steps": self.steps, "peak_lr": self.peak_lr, "weights": weights}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
         self.steps = state["steps"]
+        if self.peak_lr:  # without an optimizer the weight step is constant
+            self.peak_lr = state["peak_lr"] or self.peak_lr
         if state["weights"] is not None:
             self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
             self.weights.load_state(state["weights"])
@@ -232,6 +239,11 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
+def peak_rate(group: Mapping[str, Any]) -> float:
+    """The largest learning rate of a parameter group: OneCycleLR starts from a small part of it."""
+    return max(float(group.get("initial_lr", group["lr"])), float(group.get("max_lr", 0.0)))
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
