@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -35,11 +34,12 @@ from soseleto.engines.interface import (
 )
 from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules
-from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, prove
+from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, inexact, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
 logger = logging.getLogger("soseleto")
 Result = TypeVar("Result")
+ADVICE = "use engine='loop', or engine='auto', which picks the fastest exact one"
 _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 
 
@@ -50,13 +50,13 @@ class ProvedEngine:
         self.name = name
         self.schedule = Schedule() if proofs else None
         self._function = linearize
-        self._proofs: PerModel[_Proofs] = PerModel()
+        self._proofs: PerModel[Kinds] = PerModel()
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        proofs = self._proofs_of(model, per_example_loss, batch, direction, with_gradient=False)
+        proofs = self._proofs_of(model, per_example_loss, batch, direction)
         losses, alignment = self._linearize(model, per_example_loss, batch, direction, proofs)
         return losses.detach(), alignment
 
@@ -69,24 +69,24 @@ class ProvedEngine:
         named_in(step.direction, step.model)
         return self._source_pass(step, self._proofs_of(step.model, step.loss, step.batch, step.direction))
 
-    def _source_pass(self, step: SourceStep, proofs: _Proofs) -> SourcePass:
+    def _source_pass(self, step: SourceStep, proofs: Kinds) -> SourcePass:
         losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, proofs)
-        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
+        c = step.coefficients.to(losses.dtype)
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
 
     @property
     def _calls(self) -> int:
         return 0 if self.schedule is None else self.schedule.calls
 
     def _linearize(
-        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: _Proofs
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: Kinds
     ) -> tuple[Tensor, Tensor]:
         """Losses and alignments; a new kind of graph is proved first."""
         if self.schedule is None:
             return self._run(model, loss, batch, direction)[:2]
         restore = Restore(model)
         losses, alignment, seen = self._run(model, loss, batch, direction)
-        if proofs.kinds.is_new(seen.functions, len(losses) > 1, now=self._calls):
+        if proofs.is_new(seen.functions, len(losses) > 1):
             del losses, alignment
             restore()
             self._prove(proofs, model, loss, batch, direction)
@@ -96,35 +96,27 @@ class ProvedEngine:
             c = coefficients(losses, examples=0, seed=self._calls)[0]
             g = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
             equation, tolerance = Equation.of(c, g, direction), seen.tolerance(losses)
-            with self._named():
+            with inexact(self.name, ADVICE):
                 if equation.is_finite:  # guards report losses that are not finite
                     equation.require(alignment, tolerance)
             self.schedule.checked()
         return losses, alignment
 
-    def _proofs_of(
-        self,
-        model: nn.Module,
-        loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction | None,
-        *,
-        with_gradient: bool = True,
-    ) -> _Proofs:
+    def _proofs_of(self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction | None) -> Kinds:
         """The proofs for a model and a loss, with a new one if it is due; for all parameters without ``direction``."""
         refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
-        condition = (None if direction is None else tuple(direction), with_gradient)
+        condition = None if direction is None else tuple(direction)
         proofs = self._proofs.get(model, loss, condition)
         is_due = self.schedule is not None and self.schedule.count()
         is_new = proofs is None
         if proofs is None:
-            proofs = _Proofs(with_gradient)
+            proofs = Kinds()
             self._proofs.keep(model, loss, proofs, condition)
         if self.schedule is not None and (is_due or is_new):
             self._prove(proofs, model, loss, batch, trainable(model) if direction is None else direction)
         return proofs
 
-    def _prove(self, proofs: _Proofs, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
+    def _prove(self, proofs: Kinds, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
         self.schedule.begin()
         kind: list[Any] = []  # of the graph that is built last
@@ -141,24 +133,13 @@ class ProvedEngine:
             kind[:] = seen.functions, len(losses) > 1
             return losses, alignment
 
-        seed, first = self._calls, not proofs.is_proved
-        with self._named():
-            unproved = prove(
-                align, model, loss, batch, names, seed=seed, first=first, with_gradient=proofs.with_gradient
-            )
-        proofs.is_proved = True
-        self.schedule.proved(unproved, proofs.kinds.add(*kind, now=self._calls, unproved=unproved) if kind else None)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Inside, ``Inexact`` becomes an error with the engine's name."""
-        try:
-            yield
-        except Inexact as error:
-            raise EngineError(
-                f"the {self.name} engine is not exact for this model ({error}): use engine='loop', or engine='auto', "
-                "which picks the fastest exact one."
-            ) from error
+        seed, first = self._calls, not proofs
+        with inexact(self.name, ADVICE):
+            unproved = prove(align, model, loss, batch, names, seed=seed, first=first)
+        is_new = bool(kind) and proofs.is_new(*kind)
+        if kind:
+            proofs.add(*kind)
+        self.schedule.proved(unproved, is_new=is_new)
 
     def _run(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
@@ -182,15 +163,6 @@ class ProvedEngine:
                     f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
                 ) from error
             raise
-
-
-@dataclass
-class _Proofs:
-    """What was proved for a model and a loss."""
-
-    with_gradient: bool
-    is_proved: bool = False
-    kinds: Kinds = field(default_factory=Kinds)
 
 
 def _no_rule(error: RuntimeError) -> bool:

@@ -20,8 +20,7 @@ is there twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -41,7 +40,6 @@ from soseleto.engines.interface import (
     Step,
     as_loss_vector,
     named_in,
-    no_reentrant_checkpoint,
     refuse_foreign,
     trainable,
     uncompiled,
@@ -56,6 +54,7 @@ from soseleto.engines.proof import (
     coefficients,
     compare,
     gradient_norms,
+    inexact,
     random_direction,
     require_zero,
     subtract,
@@ -63,7 +62,6 @@ from soseleto.engines.proof import (
 )
 from soseleto.engines.sweep import ALL_ROWS, Sweep, alignments
 from soseleto.engines.tape import Tape
-from soseleto.errors import EngineError
 
 # --- whether source and target may share one pass: the source's losses and gradients must be those it has alone ---
 
@@ -234,7 +232,7 @@ class LayerwiseEngine:
                 return
             if losses.isfinite().all() and not tape.leaves_graph:
                 tape.check_rows(len(losses))
-                with _said():
+                with inexact(self.name, ADVICE):
                     _prove(tape, trainable(model), losses, seed=0)
 
     def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
@@ -245,34 +243,24 @@ class LayerwiseEngine:
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
         layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
         kind, now = (tape.functions, flags, several, layouts), self.schedule.calls
-        if not is_due and not kinds.is_new(*kind, now=now):
+        is_new = kinds.is_new(*kind)
+        if not is_due and not is_new:
             if self.schedule.needs_check:
                 self.schedule.begin()
-                with _said():
+                with inexact(self.name, ADVICE):
                     _prove(tape, trainable(model), losses, seed=now, thorough=False)
                 self.schedule.checked()
             return
         self.schedule.begin()
         refuse_foreign(losses, model)
-        with _said():
+        with inexact(self.name, ADVICE):
             unproved = _prove(tape, trainable(model), losses, seed=now)
         self.proofs += 1
-        again = kinds.add(*kind, now=now, unproved=unproved)
-        self.schedule.proved(unproved, again)
+        kinds.add(*kind)
+        self.schedule.proved(unproved, is_new=is_new)
 
 
-@contextmanager
-def _said() -> Iterator[None]:
-    """Inside, ``Inexact`` becomes the engine's error."""
-    try:
-        yield
-    except Inexact as error:
-        raise EngineError(
-            f"the layerwise engine is not exact for this model ({error}): examples of a batch act on each other, "
-            f"or a parameter is used where the engine cannot see it; {OTHER_ENGINES}."
-        ) from error
-    except RuntimeError as error:
-        raise no_reentrant_checkpoint(error) or error from error
+ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
 
 
 def _prove(

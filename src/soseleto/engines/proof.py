@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,15 +64,18 @@ class Recorded(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[Hashable] = []
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(described(func, args, kwargs))
         before_call(func, args)
-        out = func(*args, **(kwargs or {}))
+        out = self.call(func, args, kwargs or {})
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
 
     def tolerance(self, losses: Tensor) -> float:
         return TOLERANCE.of(self.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
@@ -120,6 +124,7 @@ class Schedule:
     calls: int = 0
     at: int = 1  # the call that holds the next proof
     check_at: int = 1  # the call that holds the next check
+    since: int = 0  # the call before the first proof of the newest kind of graph
     last: int = 0  # the call of the last proof or check that was passed
     unproved: frozenset[str] = frozenset()
     recording: bool = False  # a CUDA graph
@@ -148,79 +153,41 @@ class Schedule:
         """Set the next check: the calls that hold one are the same in every run."""
         self.last, self.check_at = self.calls, self.calls + random.Random(self.calls).randint(*CHECKED)
 
-    def proved(self, unproved: Iterable[str], again: int | None = None) -> None:
-        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it.
-
-        again: the call in which this kind of graph is to be proved again, where it was proved in part
-        """
+    def proved(self, unproved: Iterable[str], *, is_new: bool) -> None:
+        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
         self.unproved = frozenset(unproved)
-        following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else sys.maxsize
+        self.since = self.calls - 1 if is_new else self.since
+        age, following = self.calls - self.since, sys.maxsize
+        if self.unproved:
+            following = self.calls + (1 if age < EARLY else age)
+        elif self.calls < FIRST:
+            following = self.calls + 1
         self.at = following if self.calls >= self.at else min(self.at, following)
-        if again is not None:
-            self.at = min(self.at, again)
         self.checked()
 
 
-def _again(calls: int) -> int:
-    """The call that holds the next proof while a parameter is unproved."""
-    return calls + 1 if calls < EARLY else 2 * calls
-
-
-@dataclass(frozen=True)
-class _InPart:
-    """A graph in which a parameter is unproved: calls of the engine before it was first seen, and the next proof."""
-
-    since: int
-    at: int
-
-
-@dataclass
 class Kinds:
     """The graphs that were proved, known by the functions that the model called.
 
-    The first graphs of a model are each proved. A model with many, such as one that drops layers at random, has new
-    graphs at every step: after ``MOST`` of them only a graph with a new combination of three successive functions is.
+    The first ``MOST`` graphs of a model are each proved. A model that drops layers at random has new ones at every
+    step: the later ones are left to the checks at random steps.
     """
 
-    MOST = 16
-    KEPT = 1 << 14
-    _seen: set[int] = field(default_factory=set)
-    _pieces: set[tuple[Hashable, ...]] = field(default_factory=set)
-    _proved: int = 0
-    _unproved: dict[int, _InPart] = field(default_factory=dict)
+    MOST = 32
 
-    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable, now: int) -> bool:
-        """Whether a graph is to be proved: it is new, or was proved only in part and is due again at call ``now``."""
-        whole = hash((tuple(calls), *conditions))
-        if whole in self._seen:
-            return whole in self._unproved and now >= self._unproved[whole].at
-        if self._proved < self.MOST or not _pieces(calls, conditions) <= self._pieces:
-            return True
-        if len(self._seen) < self.KEPT:
-            self._seen.add(whole)
-        return False
+    def __init__(self) -> None:
+        self._proved: set[int] = set()
 
-    def add(
-        self, calls: Sequence[Hashable], *conditions: Hashable, now: int, unproved: Iterable[str] = ()
-    ) -> int | None:
-        """Record a graph that was proved at call ``now``, except for the parameters ``unproved``.
+    def __len__(self) -> int:
+        return len(self._proved)
 
-        Returns the call in which it is to be proved again; None where nothing is unproved.
-        """
-        whole = hash((tuple(calls), *conditions))
-        before = self._unproved.pop(whole, _InPart(now - 1, now))
-        self._seen.add(whole)
-        self._pieces |= _pieces(calls, conditions)
-        self._proved += 1
-        if not frozenset(unproved):
-            return None
-        again = before.since + _again(now - before.since)
-        self._unproved[whole] = _InPart(before.since, again)
-        return again
+    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable) -> bool:
+        """Whether a graph is to be proved."""
+        return len(self._proved) < self.MOST and hash((tuple(calls), *conditions)) not in self._proved
 
-
-def _pieces(calls: Sequence[Hashable], conditions: tuple[Hashable, ...]) -> set[tuple[Hashable, ...]]:
-    return {(*three, conditions) for three in zip(calls, calls[1:], calls[2:], strict=False)} | {(conditions,)}
+    def add(self, calls: Sequence[Hashable], *conditions: Hashable) -> None:
+        """Record a graph that was proved."""
+        self._proved.add(hash((tuple(calls), *conditions)))
 
 
 def coefficients(losses: Tensor, *, examples: int, seed: int) -> list[Tensor]:
@@ -267,12 +234,8 @@ def prove(
     *,
     seed: int,
     first: bool,
-    with_gradient: bool,
 ) -> frozenset[str]:
-    """Raise ``Inexact`` unless ``align`` agrees with ordinary autograd; returns the parameters it does not prove.
-
-    with_gradient: whether the graph of its losses is used for the source gradient, and must be right too.
-    """
+    """Raise ``Inexact`` unless ``align`` agrees with ordinary autograd; returns the parameters it does not prove."""
     parameters, names = trainable(model), list(names)
     with unchanged(model):
         with Recorded() as recorded:
@@ -296,7 +259,7 @@ def prove(
         with unchanged(model):
             losses, q = align(direction)
             _require_equal_losses(losses, ordinary, tolerance)
-            if number == 0 and with_gradient:
+            if number == 0:
                 compare(_source_gradient(losses, parameters, c), g, tolerance)
         for equation in row:
             equation.require(q, tolerance)
@@ -305,6 +268,15 @@ def prove(
 
 class Inexact(EngineError):
     """An engine's alignments differ from those of ordinary autograd."""
+
+
+@contextmanager
+def inexact(engine: str, advice: str) -> Iterator[None]:
+    """Inside, ``Inexact`` becomes an error with the engine's name and advice."""
+    try:
+        yield
+    except Inexact as error:
+        raise EngineError(f"the {engine} engine is not exact for this model ({error}): {advice}.") from error
 
 
 def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
