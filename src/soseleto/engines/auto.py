@@ -56,34 +56,32 @@ class ProvedEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        proofs = self._proofs_of(model, per_example_loss, batch, direction)
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction, proofs)
+        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
         return losses.detach(), alignment
 
     def passes(self, step: Step) -> Passes:
-        # Proved before the target's pass, so that an engine that fails has not changed the method's direction yet.
-        proofs = self._proofs_of(step.model, step.losses.source, step.source, None)
-        return target_first(step, lambda source: self._source_pass(source, proofs))
+        return target_first(step, self.source_pass)
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         named_in(step.direction, step.model)
-        return self._source_pass(step, self._proofs_of(step.model, step.loss, step.batch, step.direction))
-
-    def _source_pass(self, step: SourceStep, proofs: Kinds) -> SourcePass:
-        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, proofs)
+        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
         c = step.coefficients.to(losses.dtype)
         return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
 
-    @property
-    def _calls(self) -> int:
-        return 0 if self.schedule is None else self.schedule.calls
-
     def _linearize(
-        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: Kinds
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        """Losses and alignments; a new kind of graph is proved first."""
+        """Losses and alignments; a proof comes first if it is due or the graph is of a new kind."""
+        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
         if self.schedule is None:
             return self._run(model, loss, batch, direction)[:2]
+        condition = tuple(direction)
+        proofs = self._proofs.get(model, loss, condition)
+        if proofs is None:
+            proofs = Kinds()
+            self._proofs.keep(model, loss, proofs, condition)
+        if self.schedule.count() or not proofs:
+            self._prove(proofs, model, loss, batch, direction)
         restore = Restore(model)
         losses, alignment, seen = self._run(model, loss, batch, direction)
         if proofs.is_new(seen.functions, len(losses) > 1):
@@ -93,28 +91,14 @@ class ProvedEngine:
             losses, alignment, _ = self._run(model, loss, batch, direction)
         elif self.schedule.needs_check:
             self.schedule.begin()
-            c = coefficients(losses, examples=0, seed=self._calls)[0]
+            c = coefficients(losses, examples=0, seed=self.schedule.calls)[0]
             g = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
-            equation, tolerance = Equation.of(c, g, direction), seen.tolerance(losses)
+            equation = Equation.of(c, g, direction)
             with inexact(self.name, ADVICE):
                 if equation.is_finite:  # guards report losses that are not finite
-                    equation.require(alignment, tolerance)
+                    equation.require(alignment, seen.tolerance(losses))
             self.schedule.checked()
         return losses, alignment
-
-    def _proofs_of(self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction | None) -> Kinds:
-        """The proofs for a model and a loss, with a new one if it is due; for all parameters without ``direction``."""
-        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
-        condition = None if direction is None else tuple(direction)
-        proofs = self._proofs.get(model, loss, condition)
-        is_due = self.schedule is not None and self.schedule.count()
-        is_new = proofs is None
-        if proofs is None:
-            proofs = Kinds()
-            self._proofs.keep(model, loss, proofs, condition)
-        if self.schedule is not None and (is_due or is_new):
-            self._prove(proofs, model, loss, batch, trainable(model) if direction is None else direction)
-        return proofs
 
     def _prove(self, proofs: Kinds, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
@@ -133,7 +117,7 @@ class ProvedEngine:
             kind[:] = seen.functions, len(losses) > 1
             return losses, alignment
 
-        seed, first = self._calls, not proofs
+        seed, first = self.schedule.calls, not proofs
         with inexact(self.name, ADVICE):
             unproved = prove(align, model, loss, batch, names, seed=seed, first=first)
         is_new = bool(kind) and proofs.is_new(*kind)

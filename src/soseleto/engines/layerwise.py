@@ -62,6 +62,7 @@ from soseleto.engines.proof import (
 )
 from soseleto.engines.sweep import ALL_ROWS, Sweep, alignments
 from soseleto.engines.tape import Tape
+from soseleto.errors import EngineError
 
 # --- whether source and target may share one pass: the source's losses and gradients must be those it has alone ---
 
@@ -228,7 +229,9 @@ class LayerwiseEngine:
             try:
                 with torch.enable_grad(), uncompiled(model), tape:
                     losses = as_loss_vector(loss(model, doubled))
-            except (LookupError, TypeError, ValueError, RuntimeError):  # the loss does not take such a batch
+            except EngineError:
+                raise
+            except Exception:  # the loss does not take such a batch
                 return
             if losses.isfinite().all() and not tape.leaves_graph:
                 tape.check_rows(len(losses))
