@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes, interface, make_engine, trainable
+from soseleto.engines import Engine, Losses, Passes, interface, make_engine
 from soseleto.engines.model_state import Restore, is_recording
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
@@ -251,24 +251,6 @@ class Soseleto:
         )
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """What the alignments are made of: for the log and for ``config.json``.
-
-    share: of the trainable parameters that the alignments cover
-    checked: the step in which they were last compared with ordinary backward passes; None where nothing is to be proved
-    unproved: how many of the parameters have gradients too small for that
-    """
-
-    engine: str
-    share: float
-    checked: int | None
-    unproved: int
-
-    def sentence(self) -> str:
-        return f"alignments by the {self.engine} engine cover {100 * self.share:.3g} % of the trainable parameters"
-
-
 @dataclass(kw_only=True)
 class SoseletoState(State):
     """Weights, optimizer and the pieces' states.
@@ -283,16 +265,7 @@ class SoseletoState(State):
     engine: Engine
     pieces: dict[str, Any]  # the state of each piece, by its argument
     refresh: Callable[[], None]  # of the pieces, between steps
-    layers: tuple[str, ...] = ("",)  # of the direction, as beginnings of parameter names
     parameter_states: ParameterStates | None = None  # of the optimizer
-
-    @property
-    def coverage(self) -> Coverage:
-        sizes = {name: p.numel() for name, p in trainable(self.task.model).items()}
-        covered = sum(n for name, n in sizes.items() if name in self.task.shared and name.startswith(self.layers))
-        schedule = getattr(self.engine, "schedule", None)
-        checked = (None, 0) if schedule is None else (schedule.last, len(schedule.unproved))
-        return Coverage(self.engine.name, covered / max(sum(sizes.values()), 1), *checked)
 
     def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
         super().use_optimizer(optimizer, schedule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,9 +90,13 @@ def test_steps_equal_loop(problem: Problem, coefficients: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_parts_of_steps_equal_loop(name: str) -> None:
+def test_steps_with_coefficients_of_the_alignment_and_parts_of_steps_equal_loop(name: str) -> None:
     """One problem for each layout. A part of a step has a direction from elsewhere, as micro-batches have."""
-    step, engine = step_of(BY_NAME[name], GIVEN), make_engine("layerwise")
+    step = step_of(BY_NAME[name], lambda q: GIVEN + q.tanh())
+    engine = make_engine("layerwise")
+    require_equal(engine.passes(step), make_engine("loop").passes(step))
+    step = replace(step, coefficients=lambda q: (2 + q.sum()).expand_as(q))
+    require_equal(engine.passes(step), make_engine("loop").passes(step))
     for c in (GIVEN, ONE_FOR_ALL):
         part = SourceStep(step.model, step.losses.source, step.source, direction_for(step.model), c)
         require_equal(engine.source_pass(part), make_engine("loop").source_pass(part))

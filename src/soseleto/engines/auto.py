@@ -65,8 +65,8 @@ class ProvedEngine:
     def source_pass(self, step: SourceStep) -> SourcePass:
         named_in(step.direction, step.model)
         losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
-        c = step.coefficients.to(losses.dtype)
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
+        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
 
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction

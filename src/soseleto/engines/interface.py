@@ -70,6 +70,8 @@ class SourcePass:
 # steps). An engine may call it for some of the parameters at a time, for each parameter exactly once a step. It must
 # not change its arguments: if it returns one of them, the engine takes that direction to be the target gradient itself.
 ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+# The coefficients c_j of the source gradient: given, or a function of the alignment.
+Coefficients = Tensor | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class SourceStep:
     loss: PerExampleLoss
     batch: Any
     direction: Direction
-    coefficients: Tensor  # c_j of the source gradient
+    coefficients: Coefficients
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Step:
     source: Any
     target: Any
     to_direction: ToDirection
-    coefficients: Tensor  # c_j of the source gradient
+    coefficients: Coefficients
     wanted: Collection[str] | None = None  # parameters whose target gradient is returned; None: all
 
     def to_return(self, target_gradient: dict[str, Tensor]) -> dict[str, Tensor]:

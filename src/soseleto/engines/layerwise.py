@@ -222,12 +222,11 @@ class LayerwiseEngine:
         if model in self._doubled or sharded_modules(model) or self.schedule.recording:
             return
         self._doubled.add(model)
-        with unchanged(model):
-            n = len(as_loss_vector(loss(model, batch)))
+        with unchanged(model), torch.enable_grad(), uncompiled(model):
+            n, tape = len(as_loss_vector(loss(model, batch))), Tape(model)
             doubled = _taken(batch, torch.arange(n) % -(-n // 2), n)
-            tape = Tape(model)
             try:
-                with torch.enable_grad(), uncompiled(model), tape:
+                with tape:
                     losses = as_loss_vector(loss(model, doubled))
             except EngineError:
                 raise

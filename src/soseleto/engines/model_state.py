@@ -138,13 +138,13 @@ def _copies(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()
-    return copy(value) if isinstance(value, (list, dict, set, deque)) else None
+        return None if value.is_inference() else value.detach().clone()
+    return copy(value) if type(value) in (list, dict, set, deque) else None
 
 
 def _written_back(value: Any, kept: Any) -> Any:
     """The same object as before, with what it held then."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and kept is not None:
         value.data.copy_(kept)
     elif kept is not None:
         value.clear()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from soseleto.engines.autograd import add_gradients, times
 from soseleto.engines.call import Call, SmallGradients
-from soseleto.engines.interface import Direction, ToDirection, reductions_dtype, refuse_sharded
+from soseleto.engines.interface import Coefficients, Direction, ToDirection, reductions_dtype, refuse_sharded
 from soseleto.engines.tape import Tape
 
 ALL_ROWS = slice(None)
@@ -45,7 +45,7 @@ class Sweep:
     def __init__(
         self,
         to_direction: ToDirection,
-        coefficients: Tensor,
+        coefficients: Coefficients,
         direction: Direction | None = None,
         to_return: ToDirection = lambda found: found,
     ) -> None:
@@ -55,11 +55,18 @@ class Sweep:
         self.target_gradient: dict[str, Tensor] = {}
         self.source_gradient: dict[str, Tensor] = {}
         self._small = SmallGradients()
-        # One number for all, as ``expand`` makes it, multiplies at the end; its value is not read.
+        self._smalls: list[SmallGradients] = []
+        self._cast: dict[torch.dtype, Tensor] = {}
+        self._late: list[tuple[Call, Tensor]] = []  # calls and their δ, where coefficients depend on the alignment
+        self._make_coefficients = coefficients if callable(coefficients) else None
+        if isinstance(coefficients, Tensor):
+            self._use(coefficients)
+
+    def _use(self, coefficients: Tensor) -> None:
+        """One number for all, as ``expand`` makes it, multiplies at the end; its value is not read."""
         is_one_for_all = len(coefficients) > 1 and coefficients.stride(0) == 0
         self._factor = coefficients[0] if is_one_for_all else None
         self._c = None if is_one_for_all else coefficients
-        self._cast: dict[torch.dtype, Tensor] = {}
 
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
         """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
@@ -73,6 +80,14 @@ class Sweep:
         with torch.no_grad():
             self._align(self._small, self._direction([], self._small))
         self.alignment = self._parts.total()
+        if self._make_coefficients is not None:
+            self._use(self._make_coefficients(self.alignment))
+        for call, delta in self._late:
+            call.delta = delta
+            self._add(call.gradient(self._coefficients(call.dtype), self._source))
+            call.close()
+        for small in self._smalls:
+            self._add(small.gradient(self._c, self._source))
         if self._factor is not None:
             self.source_gradient = times(self.source_gradient, self._factor)
 
@@ -85,14 +100,17 @@ class Sweep:
         direction = self._direction(calls, mine)
         for call in calls:
             self._parts.add(call.alignment(direction, self._source))
-            self._add(call.gradient(self._coefficients(call.dtype), self._source))
+            if self._make_coefficients is None:
+                self._add(call.gradient(self._coefficients(call.dtype), self._source))
+            elif call.large is not None and call.delta is not None:
+                self._late.append((call, call.delta))
             call.close()
         if mine is not None:
             self._align(mine, direction)
 
     def _align(self, small: SmallGradients, direction: Direction) -> None:
         self._parts.add(small.alignment(direction, self._source))
-        self._add(small.gradient(self._c, self._source))
+        self._smalls.append(small)
 
     def _add(self, found: dict[str, Tensor]) -> None:
         add_gradients(self.source_gradient, self._derived.pull(found))

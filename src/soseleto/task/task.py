@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines.interface import Losses
+from soseleto.engines.interface import Losses, trainable
 from soseleto.engines.model_state import reshard
 from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
@@ -143,6 +143,24 @@ class Method(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """What the alignments are made of: for the log and for ``config.json``.
+
+    share: of the trainable parameters that the alignments cover
+    checked: the step in which they were last compared with ordinary backward passes; None where nothing is to be proved
+    unproved: how many of the parameters have gradients too small for that
+    """
+
+    engine: str
+    share: float
+    checked: int | None
+    unproved: int
+
+    def sentence(self) -> str:
+        return f"alignments by the {self.engine} engine cover {100 * self.share:.3g} % of the trainable parameters"
+
+
 @dataclass(kw_only=True)
 class State:
     """The task, its optimizer and schedule, the number of steps taken, and weights where the method has any."""
@@ -153,6 +171,7 @@ class State:
     schedule: LRScheduler | None = None
     peak_lr: float = 0.0  # 0 without an optimizer
     steps: int = 0
+    layers: tuple[str, ...] = ("",)  # that alignments are made of, as beginnings of parameter names
 
     @classmethod
     def start(cls, task: Task, **more: Any) -> Self:
@@ -180,6 +199,15 @@ class State:
             return (self.lr / self.peak_lr).clamp_max(1.0)
         self.peak_lr = max(self.peak_lr, self.lr)  # of a schedule that multiplies the rate it starts from
         return self.lr / self.peak_lr
+
+    @property
+    def coverage(self) -> Coverage:
+        sizes = {name: p.numel() for name, p in trainable(self.task.model).items()}
+        covered = sum(n for name, n in sizes.items() if name in self.task.shared and name.startswith(self.layers))
+        engine: Any = getattr(self, "engine", None)
+        schedule = getattr(engine, "schedule", None)
+        checked = (None, 0) if schedule is None else (schedule.last, len(schedule.unproved))
+        return Coverage(getattr(engine, "name", ""), covered / max(sum(sizes.values()), 1), *checked)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
