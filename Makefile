@@ -3,14 +3,15 @@ PYTHON ?= $(notdir $(firstword $(shell command -v python3.11 || command -v pytho
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NEWEST := .venv-newest
 
 unexport PYTHONDONTWRITEBYTECODE # packages are compiled when they are first imported, once for all processes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs wheel bench clean
+.PHONY: help demo test test-newest lint types docs wheel bench clean
 
 help: ## print the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: install Python 3.11 or 3.12, or type make PYTHON=/path/to/python"; exit 1; }
@@ -25,6 +26,11 @@ demo: $(READY) ## the paper's synthetic experiment: a run folder and its report,
 
 test: $(READY) ## all tests (those on the public data sets need SOSELETO_DATA)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+test-newest: ## all tests in .venv-newest, with the newest PyTorch, transformers and Lightning (downloads gigabytes)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --no-compile --upgrade --upgrade-strategy eager -e '.[dev]'
+	$(NEWEST)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## ruff: style and common mistakes
 	$(BIN)/ruff check .
@@ -47,4 +53,4 @@ bench: $(READY) ## the benchmarks, beside plain PyTorch and other packages (minu
 	$(BIN)/python benchmarks/data.py --jpegs 4000
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis

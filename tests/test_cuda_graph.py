@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,17 +19,17 @@ from soseleto.task.cuda_graph import WARM_UP, CapturedStep, as_if_recording
 
 
 class Engine:
-    """Counts its calls and holds a proof where one is due, as an engine does; replaced by another at call ``fails``."""
+    """Counts its calls and holds a proof or check where one is due; replaced at the one numbered ``fails``."""
 
     def __init__(self, fails: int | None = None) -> None:
         self.name, self.schedule, self.fails = "layerwise", Schedule(), fails
         self.proofs: list[int] = []
 
     def __call__(self) -> None:
-        if self.schedule.count():
+        if self.schedule.count() or self.schedule.needs_check:
             self.proofs.append(self.schedule.calls)
-            self.schedule.proved(())
-            if self.schedule.calls == self.fails:
+            self.schedule.proved((), is_new=False)
+            if len(self.proofs) == self.fails:
                 self.name = "forward"
 
 
@@ -99,15 +100,18 @@ def run(engine: Engine, batch: Batch, steps: int) -> Recording:
 
 def test_steps_with_a_proof_run_on_the_host_and_replays_count(batch: Batch) -> None:
     engine = Engine()
-    step = run(engine, batch, 70)
-    assert engine.proofs == [1, 2, 3, 4, 16, 64]
-    assert engine.schedule.calls == 70
+    step = run(engine, batch, 200)
+    assert engine.proofs[:4] == [1, 2, 3, 4]
+    checks = engine.proofs[3:]
+    assert all(25 <= later - earlier <= 50 for earlier, later in pairwise(checks))
+    assert engine.schedule.calls == 200
+    assert 200 - checks[-1] < 50
     assert step.recordings == ["layerwise"]
-    assert step.replays == 70 - WARM_UP - 3  # the proofs at 4, 16 and 64
+    assert step.replays == 200 - WARM_UP - len(checks)
 
 
 def test_steps_are_recorded_again_when_the_engine_was_replaced(batch: Batch) -> None:
-    assert run(Engine(fails=16), batch, 30).recordings == ["layerwise", "forward"]
+    assert run(Engine(fails=5), batch, 60).recordings == ["layerwise", "forward"]
 
 
 def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,43 +346,156 @@ def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     assert torch.equal(selection.weights, before)
 
 
-def on_ranks(reducer: Reducer, mode: str, cuts: tuple[int, ...], scale: float) -> dict[str, Any]:
-    """The first of two ranks has ``cut`` of a batch's eight source examples; losses may be scaled as for float16."""
+def split_over_ranks(model: nn.Module, how: str) -> nn.Module:
+    if how == "replicated":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for part in (model[0], model):  # type: ignore[index]
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def on_ranks(reducer: Reducer, mode: str, cuts: tuple[int, ...], scale: float, how: str = "") -> dict[str, Any]:
+    """The first of two ranks has ``cut`` of a batch's eight source examples; losses may be scaled as for float16.
+
+    how: what the loop makes of its model; a loop that names no reducer joins the process group that exists
+    """
     model = net(mode).double()
+    model = split_over_ranks(model, how) if how and reducer.ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, **losses_of(mode))
+    given = {} if how else {"reducer": reducer}
+    selection = Selection(model, n_source=N, optimizer=optimizer, **given, **losses_of(mode))  # type: ignore[arg-type]
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 0)
     for (index, (x, y), (xt, yt)), cut in zip(batches(len(cuts)), cuts, strict=True):
         mine = slice(None) if reducer.ranks == 1 else slice(cut) if reducer.rank == 0 else slice(cut, None)
         of_target = slice(reducer.rank, None, reducer.ranks)
-        given = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
-        numbers = selection.backward(*given, index=index[mine], scaler=scaler if scale else None)
+        batch, target = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
+        for _ in range(2 if how else 1):  # twice: gradients of several calls add up
+            numbers = selection.backward(batch, target, index=index[mine], scaler=scaler if scale else None)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+        if how:
+            selection.load_state_dict(selection.state_dict())
     found = {"weights": selection.weights, "scores": selection.scores, "visits": selection.visits, **numbers}
-    return {name: value.detach().double().numpy() for name, value in {**found, **model.state_dict()}.items()}
+    found |= {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+    return {name: value.detach().double().numpy() for name, value in whole.items()}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
 @pytest.mark.parametrize(
-    ("mode", "cuts", "scale"),
+    ("mode", "cuts", "scale", "how"),
     [
-        ("noisy", (7, 7, 4, 8), 2.0**10),  # the second rank has one example of eight, then half of them, then none
-        pytest.param("transfer", (4,) * 5, 0.0, marks=pytest.mark.long),
+        ("noisy", (7, 7, 4, 8), 2.0**10, ""),  # the second rank has one example of eight, then half of them, then none
+        ("noisy", (7, 4, 8), 0.0, "replicated"),
+        ("noisy", (7, 4, 8), 0.0, "sharded"),
+        pytest.param("transfer", (4,) * 5, 0.0, "", marks=pytest.mark.long),
+        pytest.param("noisy", (7, 4, 8), 2.0**10, "sharded", marks=pytest.mark.long),
     ],
 )
-def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, ...], scale: float) -> None:
-    alone = on_ranks(Single(), mode, cuts, scale)
-    for answer in together(2, on_ranks, mode, cuts, scale):
+def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, ...], scale: float, how: str) -> None:
+    alone = on_ranks(Single(), mode, cuts, scale, how)
+    for answer in together(2, on_ranks, mode, cuts, scale, how):
         assert isinstance(answer, dict), answer
         for name, value in alone.items():
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
 
 
+def with_models_of_their_own(reducer: Reducer) -> Any:
+    model = nn.Linear(4, 3 + reducer.rank)
+    return Selection(model, n_source=N, loss=cross_entropy)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_processes_that_would_train_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, words in together(2, with_models_of_their_own):
+        assert name == "UsageError"
+        assert "the ranks hold different models" in words
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"one of 2 processes .* would train alone: write `with soseleto.ranks\(\)"):
+        made()
+
+
+def step(selection: Selection, number: int) -> list[Tensor]:
+    """The direction of the alignments, (1 − decay) times the sum over steps, and their number."""
+    index, source, target = batches(number + 1)[number]
+    selection.backward(source, target, index=index)
+    return selection.state_dict()["pieces"]["direction"]
+
+
+def test_layers_that_are_unfrozen_or_added_enter_the_alignments(caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    selection = Selection(model, n_source=N, loss=cross_entropy)
+    with caplog.at_level("INFO", logger="soseleto"):
+        for number in range(3):
+            assert set(step(selection, number)["means"]) == {"1.weight", "1.bias"}  # type: ignore[call-overload]
+        model.requires_grad_(True)
+        model[1] = nn.Sequential(model[1], nn.Linear(3, 3))  # type: ignore[index]
+        _, _, target = batches(4)[3]
+        expected = torch.autograd.grad(cross_entropy(model, target).mean(), model[0][0].weight)[0]  # type: ignore[index]
+        found = step(selection, 3)
+    means, corrected = found["means"], 1 - 0.99**4  # type: ignore[call-overload]
+    assert means.keys() >= set(trainable(model))
+    torch.testing.assert_close(means["0.0.weight"] / corrected, expected, rtol=1e-4, atol=1e-6)
+    assert [text for text in caplog.messages if "cover" in text] == [
+        "alignments by the layerwise engine cover 100 % of the trainable parameters"
+    ] * 2
+
+
+def test_a_weight_step_follows_the_peak_of_the_learning_rate() -> None:
+    """OneCycleLR starts at a 25th of its peak; a warm-up may also rise above the rate it starts from."""
+    one_cycle, by_lambda = torch.optim.lr_scheduler.OneCycleLR, torch.optim.lr_scheduler.LambdaLR
+    for make, share in (
+        (lambda optimizer: one_cycle(optimizer, max_lr=0.4, total_steps=STEPS), lambda rate: rate / 0.4),
+        (lambda optimizer: by_lambda(optimizer, lambda step: 1.0 + step), lambda rate: 1.0),
+    ):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = make(optimizer)
+        selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+        for index, source, target in batches():
+            selection.backward(source, target, index=index)
+            assert selection._state.lr_left == pytest.approx(share(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            schedule.step()
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+def test_states_are_in_float32_where_the_default_is_bfloat16(classes: int | None) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = net()
+        selection = Selection(model, n_source=N, loss=cross_entropy, classes=classes, epochs=2)
+        for index, source, target in batches():
+            given = [(x.bfloat16(), y) for x, y in (source, target)]
+            selection.backward(*given, index=index)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert next(model.parameters()).grad.dtype == torch.bfloat16  # type: ignore[union-attr]
+    kept = [leaf for leaf in tree_leaves(selection.state_dict()) if isinstance(leaf, Tensor)]
+    assert {leaf.dtype for leaf in kept if leaf.is_floating_point()} <= {torch.float32, torch.float64}
+
+
+class Criterion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(self.head(model(batch[0])), batch[1], reduction="none")
+
+
 @pytest.mark.parametrize(
     ("act", "words"),
     [
+        (
+            lambda s: made(loss=Criterion()).backward(*batches(1)[0][1:], index=torch.arange(8)),
+            r"the loss has a trainable parameter of shape \(3, 3\) that is not one of the model's",
+        ),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(5)), "8 losses for 5 indices"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),

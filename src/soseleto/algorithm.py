@@ -247,6 +247,7 @@ class Soseleto:
             weights=weights,
             pieces=states,
             refresh=refresh,
+            layers=getattr(self.direction, "layers", None) or ("",),
         )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -31,8 +32,9 @@ from soseleto.engines import trainable
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode
+from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, sharing_of
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
-from soseleto.parallel.reducer import Reducer, Single
+from soseleto.parallel.reducer import Reducer, existing
 from soseleto.pieces.last_layer import no_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
@@ -60,9 +62,10 @@ class Selection:
         method: ``Soseleto(...)`` with settings of its own; by default ``soseleto.defaults.resolve`` chooses it.
         optimizer: the weight step follows this optimizer's learning rate down, as in ``fit``; without one it is
             constant. ``preconditioned`` takes its state into the alignments. The optimizer is only read.
-        reducer: the ranks of a training on several processes, see ``soseleto.ranks``. Every rank gives its own part of
-            the batch, a plain model (no DistributedDataParallel), and gets the whole batch's gradient; all ranks hold
-            the same weights.
+        reducer: the ranks of a training on several processes, see ``soseleto.ranks``; by default those of the process
+            group that exists. Every rank gives its own part of the batch and gets the whole batch's gradient; all ranks
+            hold the same model and the same weights. The losses get the model without DistributedDataParallel. Of a
+            model that was split by ``fully_shard`` every rank gets its part of the gradient.
         join: ``join(batch, target_batch)`` makes one batch of both, source first, so that they share a pass, which is
             faster; it returns None for batches that it cannot join. Used where the engine can.
         cuda_graph: on a GPU, record a call once for every shape of its batches and replay it, which is several times
@@ -100,20 +103,22 @@ class Selection:
     ) -> None:
         if join is not None and target_loss is not None:
             raise UsageError("join lets source and target share a pass, which needs one loss: leave target_loss out.")
+        model = model.module if isinstance(model, DistributedDataParallel) else model
         self._losses = LoopLosses(loss, target_loss or loss, join)
         of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
-        self._sharing = Sharing(reducer or Single())
-        if sharded_modules(model):
-            raise UsageError("Selection takes whole models, and this one was split by fully_shard: use fit for it.")
+        device = next(model.parameters()).device
+        self._sharing = sharing_of(model, Sharing(reducer or existing(device)))
+        _require_same(model, self._sharing.reducer)
+        self._of_source = of_source
         self._task = Task(
             model=model,
             losses=self._losses,
             n_source=n_source,
             steps=0,
-            shared=frozenset(trainable(model)) - of_source - of_target,
+            shared=_trained(model) - of_source - of_target,
             target_head=of_target,
             make_optimizer=_no_optimizer,
-            device=next(model.parameters()).device,
+            device=device,
             guard=lambda side, losses, index: None,
             classes=classes,
             sharing=self._sharing,
@@ -128,6 +133,7 @@ class Selection:
         self._known: dict[str, Any] = {"epochs": epochs, "ends_in_linear": True}  # the latter until the first batch
         self._asks_model = method is None and self._of_classes
         self._start()
+        self._said: Any = None  # what the log says of the alignments
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
         self._recorded: dict[torch.dtype | None, CapturedStep] = {}  # by autocast's precision
 
@@ -211,18 +217,20 @@ class Selection:
         """
         device = self._task.device
         self._check_statistics()
+        self._read_trained()
         source, target = self._batches(batch, target_batch, _places(index))
         if self._asks_model and len(source):
             self._ask_model(source)
         state = self._state
-        factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
+        factor = None if scaler is None else scaler.scale(torch.ones((), dtype=torch.float32, device=device))
         inside = None if factor is None else factor / _power_of_two(source.total)  # losses are not divided by B here
-        state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
+        state.task = replace(self._task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
         run = self._run_for(source, target) if factor is None else self._backward
         with self._losses.inside(device, inside):
             numbers, gradients = _apart(run(source, target))
         _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor, run is self._backward)
         average_running_statistics(state.task.model, self._sharing.reducer)
+        self._log_alignments()
         return numbers
 
     def _backward(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
@@ -246,6 +254,20 @@ class Selection:
             self._recorded[kind] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
         return self._recorded[kind]
 
+    def _read_trained(self) -> None:
+        """The parameters of θ, anew: layers may be unfrozen or added during a training."""
+        shared = _trained(self._task.model) - self._of_source - self._task.target_head
+        if shared != self._task.shared:
+            self._task = replace(self._task, shared=shared)
+            self._recorded.clear()
+
+    def _log_alignments(self) -> None:
+        """Log what the alignments cover, once and when it changes."""
+        now = self._state.engine.name, self._task.shared
+        if now != self._said and now[0] != "auto":
+            self._said = now
+            logger.info(self._state.coverage.sentence())
+
     def _check_statistics(self) -> None:
         """Log once that BatchNorm's statistics are those of each rank's part."""
         if self._sharing.reducer.ranks > 1 and require_divisible(self._state.task.model) and not self._announced:
@@ -253,13 +275,12 @@ class Selection:
             logger.info(PER_PART)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, scores, visits, running means and the first learning rate, for ``torch.save`` or safetensors.
+        """Weights, scores, visits, running means and the peak learning rate, for ``torch.save`` or safetensors.
 
         Ranks all hold the same. Tensors are copies, which later steps do not change.
         """
-        kept = copy.deepcopy(self._state.state())
-        settings = {"settings": to_data(self._method), "known": dict(self._known)}
-        return {**kept, **settings, "first_lr": self._state.first_lr}
+        kept = gathered(self._state.state()) if self._is_sharded else copy.deepcopy(self._state.state())
+        return {**kept, "settings": to_data(self._method), "known": dict(self._known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned, with the same settings."""
@@ -270,9 +291,12 @@ class Selection:
             raise UsageError(
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
             )
-        self._state.load_state(state)
-        if self._state.first_lr:  # without an optimizer the weight step is constant
-            self._state.first_lr = state.get("first_lr") or self._state.first_lr
+        like = dict(self._task.model.state_dict())
+        self._state.load_state(parts_of(state, like) if self._is_sharded else state)
+
+    @property
+    def _is_sharded(self) -> bool:
+        return isinstance(self._sharing, ShardedSharing)
 
     def _batches(self, batch: Any, target_batch: Any, places: Tensor) -> tuple[Batch, Batch]:
         """This rank's parts; only the batch of all ranks must have examples, each source example at most once."""
@@ -332,20 +356,33 @@ def _keeps_examples(tree: Any) -> bool:
 
 
 def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
-    """The trainable parameters of a part of the model."""
+    """The parameters of a part of the model, frozen ones too: these may be trained later."""
     if part is None:
         return frozenset()
     if isinstance(part, nn.Module):
         own = {id(p) for p in part.parameters()}
-        found = frozenset(name for name, p in trainable(model).items() if id(p) in own)
+        found = frozenset(name for name, p in model.named_parameters() if id(p) in own)
     else:
         prefixes = (part,) if isinstance(part, str) else tuple(part)
-        found = frozenset(name for name in trainable(model) if name.startswith(prefixes))
+        found = frozenset(name for name, _ in model.named_parameters() if name.startswith(prefixes))
     if not found:
-        raise UsageError(
-            f"{argument} matches no trainable parameter of the model: give a submodule or prefixes of names."
-        )
+        raise UsageError(f"{argument} matches no parameter of the model: give a submodule or prefixes of names.")
     return found
+
+
+def _trained(model: nn.Module) -> frozenset[str]:
+    return frozenset(trainable(model))
+
+
+def _require_same(model: nn.Module, reducer: Reducer) -> None:
+    """Raise unless all ranks hold the same model."""
+    if reducer.ranks == 1 or sharded_modules(model):
+        return
+    sums = reducer.every([float(p.detach().double().sum()) for p in model.parameters()])
+    if any(of_rank != sums[0] for of_rank in sums):
+        raise UsageError(
+            "the ranks hold different models: call torch.manual_seed before the model is made, or load the same file."
+        )
 
 
 def _places(index: Any) -> Tensor:

@@ -23,7 +23,7 @@ class Weights:
             raise UsageError(f"there are {n} source examples: at least one is needed.")
         if not 0.0 <= initial <= 1.0:
             raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
-        self._hold(torch.zeros(3, n, device=device))
+        self._hold(torch.zeros(3, n, dtype=torch.float32, device=device))
         self.values.fill_(initial)
 
     def _hold(self, table: Tensor) -> None:

@@ -116,7 +116,7 @@ def test_rows_of_other_batches_are_found_without_another_proof(name: str) -> Non
 def proved_once() -> LayerwiseEngine:
     """An engine without repeated proofs, which would hide what is wrong between them."""
     engine = LayerwiseEngine()
-    engine.schedule = Schedule(calls=100, at=1 << 30)
+    engine.schedule = Schedule(calls=100, at=1 << 30, check_at=1 << 30)
     return engine
 
 

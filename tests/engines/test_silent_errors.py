@@ -186,15 +186,13 @@ def test_auto_equals_loop_at_every_step(case: Case) -> None:
 
 def test_auto_is_replaced_in_the_middle_of_a_training_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model, engine = zero_head(layer("centre")).double(), make_engine("auto")
+    model, engine = around("mixup", start=1).double(), make_engine("auto")
     batch = vectors(), torch.randint(CLASSES, (8,))
     names = []
     with caplog.at_level(logging.WARNING, logger="soseleto"):
-        for _ in range(3):
+        for CLOCK.step in range(3):
             engine(model, cross_entropy, batch, gradient(cross_entropy(model, batch).mean(), trainable(model)))
             names.append(engine.name)
-            with torch.no_grad():
-                model[-1].weight.normal_()  # type: ignore[index]
     assert names == ["layerwise", "forward", "forward"]
     assert [record.getMessage()[:52] for record in caplog.records] == [
         "from now on alignments by the slower forward engine,"
@@ -321,16 +319,17 @@ class LayerDrop(nn.Module):
 
 
 def test_a_graph_proved_in_part_is_proved_again() -> None:
+    schedule = Schedule(calls=101, at=1 << 30)
+    schedule.proved({"p"}, is_new=True)
+    held = []
+    for _ in range(40):
+        if schedule.count():
+            held.append(schedule.calls)
+            schedule.proved({"p"}, is_new=False)
+    assert held == [*range(102, 109), 116, 132]  # at each of the first eight calls, then when it is twice as old
     kinds = Kinds()
-    assert kinds.add(["a", "b"], now=101, unproved={"p"}) == 102
-    assert kinds.add(["a"], now=101) is None
-    assert [kinds.is_new(["a", "b"], now=now) for now in (101, 102, 103)] == [False, True, True]
-    for now in range(102, 109):
-        kinds.add(["a", "b"], now=now, unproved={"p"})
-    assert [kinds.is_new(["a", "b"], now=now) for now in (115, 116)] == [False, True]  # twice as old as at call 108
-    kinds.add(["a", "b"], now=116)
-    assert not kinds.is_new(["a", "b"], now=1000)
-    assert not kinds.is_new(["a"], now=1000)
+    kinds.add(["a", "b"])
+    assert [kinds.is_new(calls) for calls in (["a", "b"], ["a"])] == [False, True]
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward"])
@@ -341,12 +340,33 @@ def test_between_the_calls_that_hold_a_proof_there_is_none(engine: str, monkeypa
     with torch.no_grad():
         model[2].weight.zero_()  # the layer below has no gradient
     proved = Schedule.proved
-    monkeypatch.setattr(Schedule, "proved", lambda self, *given: [held.append(self.calls), proved(self, *given)])
+    monkeypatch.setattr(
+        Schedule, "proved", lambda self, *given, **more: [held.append(self.calls), proved(self, *given, **more)]
+    )
     made, direction = make_engine(engine), {name: torch.randn_like(p) for name, p in model.named_parameters()}
     for _ in range(40):
         step = SourceStep(model, cross_entropy, (vectors(), torch.arange(8) % CLASSES), direction, torch.ones(8))
         made.source_pass(step)
     assert held == [*range(1, 9), 16, 32]
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "forward"])
+def test_a_check_at_random_steps_finds_what_no_call_shows(engine: str) -> None:
+    """Within fifty steps: a backward that changes without a trace among the functions that the model calls."""
+    torch.manual_seed(0)
+    model, factor = mlp(), [1.0]
+    next(iter(model.parameters())).register_hook(lambda g: factor[0] * g)
+    made, batch = make_engine(engine), (vectors(), torch.randint(CLASSES, (8,)))
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            made(model, cross_entropy, batch, direction)
+
+    train(60)
+    factor[0] = 0.5
+    with pytest.raises(EngineError, match=f"the {engine} engine is not exact"):
+        train(50)
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward"])

@@ -189,6 +189,23 @@ def test_a_generating_model_has_a_loss_per_sequence(make: Any) -> None:
         torch.testing.assert_close(losses[i], right)
 
 
+def answers(n: int, *, cut: tuple[int, ...] = ()) -> Any:
+    """Rows of eight tokens, of which the last four have labels; in those that are ``cut`` none has."""
+    labels = [[-100] * 4 + ([-100] * 4 if i in cut else [5, 6, 7, 8]) for i in range(n)]
+    return datasets.Dataset.from_dict({"input_ids": [[3, 4, 5, 6, 5, 6, 7, 8]] * n, "labels": labels})
+
+
+def test_examples_without_a_label_are_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, target = answers(16, cut=(3, 11)), answers(8)
+    made = {"train_dataset": source, "target_dataset": target, "data_collator": transformers.default_data_collator}
+    trained = trainer(tmp_path, gpt2(), **made)
+    trained.train()
+    said = [text for text in caplog.messages if "no token with a label" in text]
+    assert said
+    assert said[-1].startswith("2 examples of train_dataset have no token with a label (places 3, 11)")
+    assert (trained.weights[[3, 11]] == 1.0).all()
+
+
 @pytest.mark.parametrize(
     ("problem", "labels"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 lightning = pytest.importorskip("lightning")
 
+from ranks import together  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.lightning import SelectionModule, selection_loaders  # noqa: E402
 
@@ -87,6 +89,39 @@ def test_a_gradient_is_clipped_to_the_same_norm_under_a_grad_scaler(tmp_path: Pa
         train(tmp_path, Watched(clip=0.01), 1, plugins=precision, enable_checkpointing=False)
     assert len(norms) == 10
     assert norms == pytest.approx([0.01] * 10, rel=1e-3)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accumulated_batches_make_one_step(tmp_path: Path, accumulate: int) -> None:
+    model, steps = Model(accumulate=accumulate), list[int]()
+    model.on_before_optimizer_step = lambda optimizer: steps.append(model.trainer.fit_loop.batch_idx)  # type: ignore[method-assign]
+    train(tmp_path, model, 1, enable_checkpointing=False)  # five batches
+    assert steps == ([0, 1, 2, 3, 4] if accumulate == 1 else [1, 3, 4])
+    assert model.rates[-1] == pytest.approx(0.3 * (1 - len(steps) / 200))
+    assert (model.selection.visits == 1).all()
+
+
+def on_ranks(reducer: Any, folder: str) -> Any:
+    """As torchrun starts them."""
+    os.environ["LOCAL_RANK"] = str(reducer.rank)
+    model = Model(clip=1.0)
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+    several = {"devices": reducer.ranks, "strategy": "ddp", "plugins": [TorchElasticEnvironment()]}
+    train(Path(folder), model, 12, enable_checkpointing=False, num_sanity_val_steps=0, **several)
+    with torch.no_grad():
+        parameters = torch.cat([p.flatten() for p in model.parameters()])
+    return parameters.numpy(), model.selection.weights.numpy(), model.selection.visits.numpy()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_two_ranks_train_one_model(tmp_path: Path) -> None:
+    one, other = together(2, on_ranks, str(tmp_path))
+    for mine, its in zip(one, other, strict=True):
+        assert (mine == its).all()
+    _, weights, visits = one
+    assert (visits == 12).all()
+    assert weights[:WRONG].mean() < weights[WRONG:].mean() - 0.2
 
 
 def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:

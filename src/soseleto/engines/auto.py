@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -34,11 +34,12 @@ from soseleto.engines.interface import (
 )
 from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules
-from soseleto.engines.proof import Inexact, Kinds, ProofDue, Recorded, Schedule, prove
+from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, inexact, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
 logger = logging.getLogger("soseleto")
 Result = TypeVar("Result")
+ADVICE = "use engine='loop', or engine='auto', which picks the fastest exact one"
 _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 
 
@@ -49,101 +50,84 @@ class ProvedEngine:
         self.name = name
         self.schedule = Schedule() if proofs else None
         self._function = linearize
-        self._proofs: PerModel[_Proofs] = PerModel()
+        self._proofs: PerModel[Kinds] = PerModel()
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        proofs = self._proofs_of(model, per_example_loss, batch, direction, with_gradient=False)
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction, proofs)
+        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
         return losses.detach(), alignment
 
     def passes(self, step: Step) -> Passes:
-        # Proved before the target's pass, so that an engine that fails has not changed the method's direction yet.
-        proofs = self._proofs_of(step.model, step.losses.source, step.source, None)
-        return target_first(step, lambda source: self._source_pass(source, proofs))
+        return target_first(step, self.source_pass)
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         named_in(step.direction, step.model)
-        return self._source_pass(step, self._proofs_of(step.model, step.loss, step.batch, step.direction))
-
-    def _source_pass(self, step: SourceStep, proofs: _Proofs) -> SourcePass:
-        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, proofs)
+        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
         c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
         return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
 
-    @property
-    def _calls(self) -> int:
-        return 0 if self.schedule is None else self.schedule.calls
-
     def _linearize(
-        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: _Proofs
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        """Losses and alignments; a new kind of graph is proved first."""
-        restore = None if self.schedule is None else Restore(model)
-        losses, alignment, calls = self._run(model, loss, batch, direction)
-        if restore is None or not proofs.kinds.is_new(calls, len(losses) > 1, now=self._calls):
-            return losses, alignment
-        del losses, alignment
-        restore()
-        self._prove(proofs, model, loss, batch, direction)
-        losses, alignment, _ = self._run(model, loss, batch, direction)
+        """Losses and alignments; a proof comes first if it is due or the graph is of a new kind."""
+        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
+        if self.schedule is None:
+            return self._run(model, loss, batch, direction)[:2]
+        condition = tuple(direction)
+        proofs = self._proofs.get(model, loss, condition)
+        if proofs is None:
+            proofs = Kinds()
+            self._proofs.keep(model, loss, proofs, condition)
+        if self.schedule.count() or not proofs:
+            self._prove(proofs, model, loss, batch, direction)
+        restore = Restore(model)
+        losses, alignment, seen = self._run(model, loss, batch, direction)
+        if proofs.is_new(seen.functions, len(losses) > 1):
+            del losses, alignment
+            restore()
+            self._prove(proofs, model, loss, batch, direction)
+            losses, alignment, _ = self._run(model, loss, batch, direction)
+        elif self.schedule.needs_check:
+            self.schedule.begin()
+            c = coefficients(losses, examples=0, seed=self.schedule.calls)[0]
+            g = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
+            equation = Equation.of(c, g, direction)
+            with inexact(self.name, ADVICE):
+                if equation.is_finite:  # guards report losses that are not finite
+                    equation.require(alignment, seen.tolerance(losses))
+            self.schedule.checked()
         return losses, alignment
 
-    def _proofs_of(
-        self,
-        model: nn.Module,
-        loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction | None,
-        *,
-        with_gradient: bool = True,
-    ) -> _Proofs:
-        """The proofs for a model and a loss, with a new one if it is due; for all parameters without ``direction``."""
-        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
-        condition = (None if direction is None else tuple(direction), with_gradient)
-        proofs = self._proofs.get(model, loss, condition)
-        is_due = self.schedule is not None and self.schedule.count()
-        is_new = proofs is None
-        if proofs is None:
-            proofs = _Proofs(with_gradient)
-            self._proofs.keep(model, loss, proofs, condition)
-        if self.schedule is not None and (is_due or is_new):
-            self._prove(proofs, model, loss, batch, trainable(model) if direction is None else direction)
-        return proofs
-
-    def _prove(self, proofs: _Proofs, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
+    def _prove(self, proofs: Kinds, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
         self.schedule.begin()
         kind: list[Any] = []  # of the graph that is built last
 
         def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             try:
-                losses, alignment, calls = self._run(model, loss, batch, along)
+                losses, alignment, seen = self._run(model, loss, batch, along)
             except (EngineError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
                 raise Inexact(first_line(error)) from error
-            kind[:] = calls, len(losses) > 1
+            if self.name == "forward" and Tensor.register_hook in seen.functions:
+                raise Inexact("a hook acts on the gradient of an activation, which is not a part of forward mode")
+            kind[:] = seen.functions, len(losses) > 1
             return losses, alignment
 
-        seed, first = self._calls, not proofs.is_proved
-        try:
-            unproved = prove(
-                align, model, loss, batch, names, seed=seed, first=first, with_gradient=proofs.with_gradient
-            )
-        except Inexact as error:
-            raise EngineError(
-                f"the {self.name} engine is not exact for this model ({error}): use engine='loop', or engine='auto', "
-                "which picks the fastest exact one."
-            ) from error
-        proofs.is_proved = True
-        self.schedule.proved(unproved, proofs.kinds.add(*kind, now=self._calls, unproved=unproved) if kind else None)
+        seed, first = self.schedule.calls, not proofs
+        with inexact(self.name, ADVICE):
+            unproved = prove(align, model, loss, batch, names, seed=seed, first=first)
+        is_new = bool(kind) and proofs.is_new(*kind)
+        if kind:
+            proofs.add(*kind)
+        self.schedule.proved(unproved, is_new=is_new)
 
     def _run(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor, list[Hashable]]:
+    ) -> tuple[Tensor, Tensor, Recorded]:
         """Losses, alignments, and what the model called."""
         recorded = Recorded()
 
@@ -153,7 +137,7 @@ class ProvedEngine:
 
         try:
             with torch.enable_grad(), uncompiled(model):
-                return *self._function(model, recording, batch, direction), recorded.functions
+                return *self._function(model, recording, batch, direction), recorded
         except RuntimeError as error:
             if reentrant := no_reentrant_checkpoint(error):
                 raise reentrant from error
@@ -163,15 +147,6 @@ class ProvedEngine:
                     f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
                 ) from error
             raise
-
-
-@dataclass
-class _Proofs:
-    """What was proved for a model and a loss."""
-
-    with_gradient: bool
-    is_proved: bool = False
-    kinds: Kinds = field(default_factory=Kinds)
 
 
 def _no_rule(error: RuntimeError) -> bool:

@@ -274,6 +274,14 @@ class Call:
         a = self._part(self.a, rows)
         return self._part(self.delta, rows), a.to(self.dtype) if a.is_floating_point() else a
 
+    def is_nan(self, rows: slice) -> Tensor:
+        """Whether the gradient at the output is NaN for one of these examples."""
+        if self.small is not None:
+            return torch.stack([g[rows].isnan().any() for g in self.small.values()]).any()
+        assert self.delta is not None
+        delta = self._part(self.delta, rows)
+        return self._fold(delta.reshape(len(delta), -1).isnan().any(1).float(), rows).any()
+
     def _part(self, x: Tensor, rows: slice) -> Tensor:
         return x[rows] if self.layout is None else self.layout.part(x, rows)
 
@@ -288,7 +296,7 @@ def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
     """Σ over all but the first dimension of delta·tangent, in float32 or better; overwrites the tangent."""
     if tangent.shape != delta.shape:
         tangent = tangent.expand_as(delta).clone()
-    return tangent.mul_(delta).sum(list(range(1, delta.ndim)), dtype=reductions_dtype(delta.dtype))
+    return tangent.mul_(delta).reshape(len(delta), -1).sum(1, dtype=reductions_dtype(delta.dtype))
 
 
 @dataclass(eq=False)

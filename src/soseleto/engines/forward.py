@@ -27,8 +27,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from soseleto.engines.autograd import differentiable_recurrence
-from soseleto.engines.functions import out_of_place, writes_to_first
+from soseleto.engines.functions import out_of_place
 from soseleto.engines.interface import Direction, PerExampleLoss, as_loss_vector, named_in, reductions_dtype
+from soseleto.engines.model_state import writes_to_first
 from soseleto.engines.rules import BATCH_NORM, EMBEDDING, Arguments
 
 # The tangent of BatchNorm in training mode, which PyTorch computes with about 25 passes over the activations.

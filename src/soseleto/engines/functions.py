@@ -148,15 +148,6 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
 
 
-_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "pow")} | {"__setitem__"}
-
-
-def writes_to_first(func: Any) -> bool:
-    """Whether a function changes its first argument in place."""
-    name = getattr(func, "__name__", "")
-    return name in _IN_PLACE or (name.endswith("_") and not name.startswith("__"))
-
-
 @cache
 def out_of_place(func: Any) -> Any:
     """``add`` for ``add_`` and ``__iadd__``, or None."""

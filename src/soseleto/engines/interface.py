@@ -12,7 +12,7 @@ changed beyond what one ordinary forward pass changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -208,6 +208,30 @@ def as_loss_vector(losses: object, *, differentiable: bool = True) -> Tensor:
             "the loss returned losses without a gradient: compute them with the model, outside torch.no_grad()."
         )
     return losses
+
+
+def leaves(losses: Tensor, *beyond: Any) -> Iterator[Tensor]:
+    """The leaves of a graph that need a gradient, without those that are reached through the nodes ``beyond``."""
+    waiting, seen = [losses.grad_fn], {None, *beyond}
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
+
+
+def refuse_foreign(losses: Tensor, model: nn.Module) -> None:
+    """Raise if the losses depend on a trainable parameter that the model does not own: its gradient would be lost."""
+    own = {id(p) for p in model.parameters()}
+    for leaf in leaves(losses):
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
+            raise UsageError(
+                f"the loss has a trainable parameter of shape {tuple(leaf.shape)} that is not one of the model's, so "
+                "that it would never be trained: make its module a part of the model, or set requires_grad=False."
+            )
 
 
 def is_differentiable(out: object) -> bool:

@@ -9,14 +9,18 @@ its target gradient is computed and mapped to the direction; the source rows' al
 gradient follow from the same δ. Then δ is freed, so that peak memory is that of an ordinary step.
 
 This is exact if no example's loss depends on another example and every use of a parameter is seen. It is proved on the
-graph of the step itself (see ``proof``), for every kind of graph that the model builds and again at growing intervals:
-for random and for one-hot coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j.
+graph of the step itself (see ``proof``), for every kind of graph that the model builds and again at random steps: for
+random and for one-hot coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j. And
+the gradient must not lead from the losses of one part of the batch to the activations of the other. That is decided by
+structure, with NaN in place of numbers, since 0·NaN is NaN: a term that acts between examples counts even while its
+factor is zero. What acts between equal examples only, as a loss of pairs, is looked for in a batch whose first half
+is there twice.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import gradient, target_first
-from soseleto.engines.call import OTHER_ENGINES, Call, SmallGradients
+from soseleto.engines.call import OTHER_ENGINES, Call, Packed, SmallGradients
 from soseleto.engines.interface import (
     Direction,
     Passes,
@@ -36,11 +40,11 @@ from soseleto.engines.interface import (
     Step,
     as_loss_vector,
     named_in,
-    no_reentrant_checkpoint,
+    refuse_foreign,
     trainable,
     uncompiled,
 )
-from soseleto.engines.model_state import Restore, unchanged
+from soseleto.engines.model_state import Restore, sharded_modules, unchanged
 from soseleto.engines.proof import (
     Equation,
     Inexact,
@@ -50,6 +54,7 @@ from soseleto.engines.proof import (
     coefficients,
     compare,
     gradient_norms,
+    inexact,
     random_direction,
     require_zero,
     subtract,
@@ -109,12 +114,18 @@ def _with_inputs_of(source: Any, target: Any) -> Any:
     """The target batch with inputs of source examples; None if the structure of a batch is not known."""
     if not hasattr(source, "inputs") or not hasattr(target, "inputs"):
         return None
-    places = torch.arange(len(target)) % len(source)
+    return replace(target, inputs=_taken(source.inputs, torch.arange(len(target)) % len(source), len(source)))
+
+
+def _taken(batch: Any, places: Tensor, n: int) -> Any:
+    """The examples at these places of a batch of n."""
 
     def rows(x: Any) -> Any:
-        return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == len(source) else x
+        return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == n else x
 
-    return replace(target, inputs=tree_map(rows, source.inputs))
+    if hasattr(batch, "inputs") and hasattr(batch, "labels"):  # one of ours
+        return replace(batch, inputs=tree_map(rows, batch.inputs), labels=tree_map(rows, batch.labels))
+    return tree_map(rows, batch)
 
 
 def _gpu_state(like: Tensor) -> Tensor:
@@ -133,6 +144,7 @@ class LayerwiseEngine:
 
     def __init__(self) -> None:
         self.schedule = Schedule()
+        self._doubled: WeakSet[nn.Module] = WeakSet()  # models that were proved on a batch with equal examples
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
@@ -141,11 +153,13 @@ class LayerwiseEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
+        self._try_doubled(model, per_example_loss, batch)
         tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
         return losses.detach(), alignments(tape, losses, direction)
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
+        self._try_doubled(step.model, step.losses.source, step.source)
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
         tape, joint = self._joint(step)
@@ -187,6 +201,7 @@ class LayerwiseEngine:
         return forward()
 
     def source_pass(self, step: SourceStep) -> SourcePass:
+        self._try_doubled(step.model, step.loss, step.batch)
         tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
         sweep = Sweep(lambda _: {}, step.coefficients, step.direction)
         sweep.run(tape, losses, len(losses))
@@ -202,58 +217,117 @@ class LayerwiseEngine:
             self._check(model, tape, losses)
         return tape, losses
 
+    def _try_doubled(self, model: nn.Module, loss: PerExampleLoss, batch: Any) -> None:
+        """The first proof is held on a batch with equal examples, where the structure of the batch is known."""
+        if model in self._doubled or sharded_modules(model) or self.schedule.recording:
+            return
+        self._doubled.add(model)
+        with unchanged(model), torch.enable_grad(), uncompiled(model):
+            n, tape = len(as_loss_vector(loss(model, batch))), Tape(model)
+            doubled = _taken(batch, torch.arange(n) % -(-n // 2), n)
+            try:
+                with tape:
+                    losses = as_loss_vector(loss(model, doubled))
+            except EngineError:
+                raise
+            except Exception:  # the loss does not take such a batch
+                return
+            if losses.isfinite().all() and not tape.leaves_graph:
+                tape.check_rows(len(losses))
+                with inexact(self.name, ADVICE):
+                    _prove(tape, trainable(model), losses, seed=0)
+
     def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
-        """A proof, if one is due or the model has built another kind of graph than those proved."""
+        """A proof, if one is due or the model has built another kind of graph than those proved; or a check."""
         kinds = self._kinds.setdefault(model, Kinds())
         is_due = self.schedule.count()
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
         layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
         kind, now = (tape.functions, flags, several, layouts), self.schedule.calls
-        if not is_due and not kinds.is_new(*kind, now=now):
+        is_new = kinds.is_new(*kind)
+        if not is_due and not is_new:
+            if self.schedule.needs_check:
+                self.schedule.begin()
+                with inexact(self.name, ADVICE):
+                    _prove(tape, trainable(model), losses, seed=now, thorough=False)
+                self.schedule.checked()
             return
         self.schedule.begin()
-        try:
+        refuse_foreign(losses, model)
+        with inexact(self.name, ADVICE):
             unproved = _prove(tape, trainable(model), losses, seed=now)
-        except Inexact as error:
-            raise EngineError(
-                f"the layerwise engine is not exact for this model ({error}): examples of a batch act on each other, "
-                f"or a parameter is used where the engine cannot see it; {OTHER_ENGINES}."
-            ) from error
-        except RuntimeError as error:
-            raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
-        again = kinds.add(*kind, now=now, unproved=unproved)
-        self.schedule.proved(unproved, again)
+        kinds.add(*kind)
+        self.schedule.proved(unproved, is_new=is_new)
 
 
-def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int) -> frozenset[str]:
+ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
+
+
+def _prove(
+    tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int, thorough: bool = True
+) -> frozenset[str]:
     """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove.
 
     The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers' parts are
     subtracted, and one direction.
+
+    thorough: with coefficients of single examples, and by structure
     """
-    c, *one_hot = coefficients(losses, examples=2, seed=seed)
+    c, *one_hot = coefficients(losses, examples=2 if thorough else 0, seed=seed)
     left = gradient(losses, parameters, c.to(losses.dtype), retain_graph=True)
-    derived, tolerance = tape.derived, _tolerance(tape, losses)
-    if unseen := left.keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
+    if unseen := left.keys() - tape.derived.roots(key for call in tape.calls for key in call.names.values()):
         raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
-    norms = gradient_norms(left)
+    norms, tolerances = gradient_norms(left), _tolerances(tape, losses, left)
     along = random_direction(left, {name: parameters[name] for name in left}, seed)
     equations = [Equation.of(c, left, along)]
     for one in one_hot:
         equations.append(Equation.of(one, gradient(losses, parameters, one.to(losses.dtype), retain_graph=True), along))
     if not all(equation.is_finite for equation in equations):  # guards report losses that are not finite
         return frozenset(parameters)
+    if thorough and len(losses) > 1 and _is_mixed(tape, losses, 1 + seed % (len(losses) - 1)):
+        raise Inexact("a gradient leads from one example's loss to another example")
 
     def see(part: Call | SmallGradients) -> None:
-        subtract(left, derived.pull(part.gradient(c, ALL_ROWS)))
+        subtract(left, tape.derived.pull(part.gradient(c, ALL_ROWS)))
 
     q = alignments(tape, losses, along, see, retain_graph=True)
-    require_zero(left, norms, tolerance)
+    require_zero(left, norms, tolerances)
     for equation in equations:
-        equation.require(q, tolerance)
-    return unproved(norms, norms, tolerance)
+        equation.require(q, _tolerance(tape, losses))
+    return unproved(norms, norms, tolerances)
+
+
+def _is_mixed(tape: Tape, losses: Tensor, n: int) -> bool:
+    """Whether the first n losses depend on activations of the other examples, even by a factor of 0.
+
+    Not decided where hooks could keep what they are given, and for packed rows, whose attention is masked by zeros.
+    """
+    if tape.has_hooks or any(isinstance(call.layout, Packed) for call in tape.calls):
+        return False
+    seeds, found = torch.zeros_like(losses), list[Tensor]()
+    seeds[:n] = torch.nan
+
+    def see(calls: list[Call]) -> None:
+        found.extend(call.is_nan(slice(n, None)) for call in calls)
+        for call in calls:
+            call.close()
+
+    try:
+        tape.backward(losses, see, scales=seeds, retain_graph=True)
+    except RuntimeError:  # as by torch.autograd.set_detect_anomaly
+        return False
+    return bool(found) and bool(torch.stack(found).any())
+
+
+def _tolerances(tape: Tape, losses: Tensor, names: Iterable[str]) -> dict[str, float]:
+    """By the precision of a parameter's own uses: powers of two as c change no rounding elsewhere."""
+    dtypes: dict[str, set[torch.dtype]] = {name: {losses.dtype} for name in names}
+    for call in tape.calls:
+        for name in tape.derived.roots(call.names.values()) & dtypes.keys():
+            dtypes[name] |= {call.dtype, tape.derived.parameters[name].dtype}
+    return {name: TOLERANCE.of(its, is_cuda=losses.is_cuda) for name, its in dtypes.items()}
 
 
 def _tolerance(tape: Tape, losses: Tensor) -> float:

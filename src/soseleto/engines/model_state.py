@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from functools import cache
 from types import MethodType
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakMethod, ref
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from soseleto.engines.interface import PerExampleLoss
 
@@ -32,19 +37,22 @@ def is_recording() -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block.
-
-    Buffers that the block makes or enlarges stay: a table of positions, for instance, that grows with the inputs.
-    """
+    """Restore what a pass may change at the end of the block: see ``Restore``."""
     restore = Restore(model)
     try:
-        yield
+        with _Watching():
+            yield
     finally:
         restore()
 
 
 class Restore:
-    """A copy of buffers and random states; a call writes them back. Does nothing while a CUDA graph is recorded."""
+    """What a forward pass may change: buffers, parameters, plain attributes of the modules, and random states.
+
+    A call writes it back; a buffer that was made or enlarged since stays, such as a table of positions that grows with
+    the inputs. Parameters are copied when they are about to be written to (``before_call``), as by a momentum teacher.
+    Does nothing while a CUDA graph is recorded.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -52,10 +60,19 @@ class Restore:
         if self._is_recording:
             return
         self._buffers = {name: b.clone() for name, b in model.named_buffers()}
+        self._attributes = [(vars(module), _copies(vars(module))) for module in model.modules()]
+        self._written: dict[nn.Parameter, Tensor] = {}
         devices = {p.device for p in model.parameters() if p.is_cuda}
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
         self._cpu, self._python = torch.get_rng_state(), random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
+        _restores.add(self)
+
+    def keep(self, places: set[int]) -> None:
+        """Copy the parameters in these places, which are about to be written to."""
+        for p in self._model.parameters():
+            if p not in self._written and _place(p) in places:
+                self._written[p] = p.detach().clone()
 
     def __call__(self) -> None:
         if self._is_recording:
@@ -65,10 +82,74 @@ class Restore:
             torch.cuda.set_rng_state(state, device)
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
+        for attributes, copies in self._attributes:
+            for name in attributes.keys() - copies.keys() - _OF_MODULES:
+                del attributes[name]
+            attributes |= {name: _written_back(value, copy) for name, (value, copy) in copies.items()}
         for name, b in self._model.named_buffers():
             kept = self._buffers.get(name)
             if kept is not None and kept.shape == b.shape:
                 b.data.copy_(kept)  # without a new version, which would invalidate graphs that hold it
+        for p, values in self._written.items():
+            p.data.copy_(values)
+
+
+_restores: WeakSet[Restore] = WeakSet()
+_OF_MODULES = vars(nn.Module()).keys()  # what nn.Module keeps in attributes of its own
+
+
+def before_call(func: Any, args: tuple[Any, ...]) -> None:
+    """To be called before a function that a model calls: it may write to parameters."""
+    if not args or not writes_to_first(func):
+        return
+    places = {_place(v) for v in tree_leaves(args[0]) if isinstance(v, Tensor) and v.is_leaf} - {None}
+    for restore in _restores if places else ():
+        restore.keep(places)  # type: ignore[arg-type]
+
+
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "pow")} | {"__setitem__"}
+
+
+@cache
+def writes_to_first(func: Any) -> bool:
+    """Whether a function changes its first argument in place."""
+    name = getattr(func, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.startswith("__"))
+
+
+class _Watching(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before_call(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _place(value: Tensor) -> int | None:
+    """In memory; None for tensors without a place of their own, as inside vmap."""
+    try:
+        return None if is_shard(value) else value.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _copies(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each attribute with a copy of what it holds, where that can change in place."""
+    return {name: (v, _copy(v)) for name, v in attributes.items() if name not in _OF_MODULES}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return None if value.is_inference() else value.detach().clone()
+    return copy(value) if type(value) in (list, dict, set, deque) else None
+
+
+def _written_back(value: Any, kept: Any) -> Any:
+    """The same object as before, with what it held then."""
+    if isinstance(value, Tensor) and kept is not None:
+        value.data.copy_(kept)
+    elif kept is not None:
+        value.clear()
+        (value.extend if isinstance(value, (list, deque)) else value.update)(kept)
+    return value
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

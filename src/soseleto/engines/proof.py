@@ -5,44 +5,54 @@ Alignments are linear in the direction d: for coefficients c an engine's q must 
     Σ_j c_j q_j = Re⟨∂(Σ_j c_j ℓ_j)/∂θ, d⟩,
 
 whose right side is one ordinary backward of an ordinary forward, where hooks, ``no_grad`` and the user's own functions
-act as they do in training. c is random, and one-hot for a few examples j, where the equation is the definition of q_j.
-d has a part for every parameter, of a random sign and of a size such that no parameter outweighs another.
+act as they do in training. c is random, and one-hot for a few examples j, where the equation is the definition of q_j:
+times 1024, since a hook that clips gradients acts on large ones only. d has a part for every parameter, of a random
+sign and of a size such that no parameter outweighs another. The random c are powers of two: they change no rounding.
 
 A parameter whose gradient is (near) zero is not proved by this, as with all layers below a head that starts at zero. So
-proofs are repeated: at calls 1, 2, 3, 4, 16, 64, ...; while a parameter is unproved, at each of the first eight calls
-(behind a head that starts at zero there may be a gate that starts at zero) and then when the number of calls has
-doubled, so that what grows steadily from zero on has grown by a small factor since it was last too small to be seen.
+proofs are repeated at calls 2, 3 and 4, and for a new kind of graph; while a parameter is unproved, at each of the
+first eight calls (behind a head that starts at zero there may be a gate that starts at zero) and then when the number
+of calls has doubled, so that what grows steadily from zero on has grown by a small factor since it was last unseen.
+What the batches so far did not show is found by a check in every 25 to 50 calls, at random: the equation with random c
+on the step's own graph, for which one ordinary backward is enough.
 
 In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes and 4 calls
-of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is below 1 %
-of a run from 2,500 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
+of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a check 2F, a step about 5F.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import random
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
-from soseleto.engines.interface import PerExampleLoss, as_loss_vector, inner, trainable
-from soseleto.engines.model_state import unchanged
+from soseleto.engines.interface import PerExampleLoss, as_loss_vector, inner, refuse_foreign, trainable
+from soseleto.engines.model_state import before_call, unchanged
 from soseleto.errors import EngineError, first_line
 
 # --- what a model calls during a pass: by it a graph of another kind than those proved is recognised ---
 
 
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
 def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Hashable:
     """A call without its tensors: the function, whether under ``no_grad``, and which of its numbers are zero.
 
-    A factor of zero hides what it multiplies from a proof, such as a term of the loss that is faded in.
+    A factor of zero hides what it multiplies from a proof, such as a term of the loss that is faded in, and a shift by
+    zero places that it mixes examples.
     """
     numbers = (*args, *kwargs.values()) if kwargs else args
-    zeros = [at for at, value in enumerate(numbers) if value.__class__ is float and value == 0.0]
+    zeros = [at for at, value in enumerate(numbers) if isinstance(value, _NUMBERS) and value == 0]
     if zeros:
         return (func, torch.is_grad_enabled(), *zeros)
     return func if torch.is_grad_enabled() else (func,)
@@ -54,14 +64,21 @@ class Recorded(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[Hashable] = []
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(described(func, args, kwargs))
-        out = func(*args, **(kwargs or {}))
+        before_call(func, args)
+        out = self.call(func, args, kwargs or {})
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def tolerance(self, losses: Tensor) -> float:
+        return TOLERANCE.of(self.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
 
 
 # --- how far two computations of the same gradient may differ by rounding ---
@@ -89,6 +106,8 @@ UNPROVED = 10 * FLOOR  # times the tolerance: a share below which an error could
 
 FIRST = 4  # calls that each hold a proof: the first steps change a model most
 EARLY = 8  # calls that each hold one while a parameter is unproved
+CHECKED = 25, 50  # calls from one check to the next, at random between these
+LARGE = 1024.0  # times a one-hot c
 
 # (losses with their graph, alignments) along a direction
 Align = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -104,106 +123,81 @@ class Schedule:
 
     calls: int = 0
     at: int = 1  # the call that holds the next proof
+    check_at: int = 1  # the call that holds the next check
+    since: int = 0  # the call before the first proof of the newest kind of graph
+    last: int = 0  # the call of the last proof or check that was passed
     unproved: frozenset[str] = frozenset()
     recording: bool = False  # a CUDA graph
 
     def begin(self) -> None:
-        """Before a proof: raises where none can be held."""
+        """Before a proof or a check: raises where none can be held."""
         if self.recording:
             raise ProofDue
 
     @property
     def is_due(self) -> bool:
-        """Whether the next call holds a proof."""
-        return self.calls + 1 >= self.at
+        """Whether the next call holds a proof or a check."""
+        return self.calls + 1 >= min(self.at, self.check_at)
 
     def count(self) -> bool:
         """Count a call; whether a proof is due in it."""
         self.calls += 1
         return self.calls >= self.at
 
-    def proved(self, unproved: Iterable[str], again: int | None = None) -> None:
-        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it.
+    @property
+    def needs_check(self) -> bool:
+        """Whether this call holds a check."""
+        return self.calls >= self.check_at
 
-        again: the call in which this kind of graph is to be proved again, where it was proved in part
-        """
+    def checked(self) -> None:
+        """Set the next check: the calls that hold one are the same in every run."""
+        self.last, self.check_at = self.calls, self.calls + random.Random(self.calls).randint(*CHECKED)
+
+    def proved(self, unproved: Iterable[str], *, is_new: bool) -> None:
+        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
         self.unproved = frozenset(unproved)
-        following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else 4 * self.calls
+        self.since = self.calls - 1 if is_new else self.since
+        age, following = self.calls - self.since, sys.maxsize
+        if self.unproved:
+            following = self.calls + (1 if age < EARLY else age)
+        elif self.calls < FIRST:
+            following = self.calls + 1
         self.at = following if self.calls >= self.at else min(self.at, following)
-        if again is not None:
-            self.at = min(self.at, again)
+        self.checked()
 
 
-def _again(calls: int) -> int:
-    """The call that holds the next proof while a parameter is unproved."""
-    return calls + 1 if calls < EARLY else 2 * calls
-
-
-@dataclass(frozen=True)
-class _InPart:
-    """A graph in which a parameter is unproved: calls of the engine before it was first seen, and the next proof."""
-
-    since: int
-    at: int
-
-
-@dataclass
 class Kinds:
     """The graphs that were proved, known by the functions that the model called.
 
-    The first graphs of a model are each proved. A model with many, such as one that drops layers at random, has new
-    graphs at every step: after ``MOST`` of them only a graph with a new combination of three successive functions is.
+    The first ``MOST`` graphs of a model are each proved. A model that drops layers at random has new ones at every
+    step: the later ones are left to the checks at random steps.
     """
 
-    MOST = 16
-    KEPT = 1 << 14
-    _seen: set[int] = field(default_factory=set)
-    _pieces: set[tuple[Hashable, ...]] = field(default_factory=set)
-    _proved: int = 0
-    _unproved: dict[int, _InPart] = field(default_factory=dict)
+    MOST = 32
 
-    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable, now: int) -> bool:
-        """Whether a graph is to be proved: it is new, or was proved only in part and is due again at call ``now``."""
-        whole = hash((tuple(calls), *conditions))
-        if whole in self._seen:
-            return whole in self._unproved and now >= self._unproved[whole].at
-        if self._proved < self.MOST or not _pieces(calls, conditions) <= self._pieces:
-            return True
-        if len(self._seen) < self.KEPT:
-            self._seen.add(whole)
-        return False
+    def __init__(self) -> None:
+        self._proved: set[int] = set()
 
-    def add(
-        self, calls: Sequence[Hashable], *conditions: Hashable, now: int, unproved: Iterable[str] = ()
-    ) -> int | None:
-        """Record a graph that was proved at call ``now``, except for the parameters ``unproved``.
+    def __len__(self) -> int:
+        return len(self._proved)
 
-        Returns the call in which it is to be proved again; None where nothing is unproved.
-        """
-        whole = hash((tuple(calls), *conditions))
-        before = self._unproved.pop(whole, _InPart(now - 1, now))
-        self._seen.add(whole)
-        self._pieces |= _pieces(calls, conditions)
-        self._proved += 1
-        if not frozenset(unproved):
-            return None
-        again = before.since + _again(now - before.since)
-        self._unproved[whole] = _InPart(before.since, again)
-        return again
+    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable) -> bool:
+        """Whether a graph is to be proved."""
+        return len(self._proved) < self.MOST and hash((tuple(calls), *conditions)) not in self._proved
 
-
-def _pieces(calls: Sequence[Hashable], conditions: tuple[Hashable, ...]) -> set[tuple[Hashable, ...]]:
-    return {(*three, conditions) for three in zip(calls, calls[1:], calls[2:], strict=False)} | {(conditions,)}
+    def add(self, calls: Sequence[Hashable], *conditions: Hashable) -> None:
+        """Record a graph that was proved."""
+        self._proved.add(hash((tuple(calls), *conditions)))
 
 
 def coefficients(losses: Tensor, *, examples: int, seed: int) -> list[Tensor]:
     """Random c without a common sign, under which gradients do not cancel, and one-hot c of some examples."""
     seeded = torch.Generator().manual_seed(seed)
-    n = len(losses)
-    c = torch.rand(n, generator=seeded, dtype=torch.float64) + 0.5
+    n, large = len(losses), 1.0 if losses.dtype == torch.float16 else LARGE
+    c = 2.0 ** torch.randint(-1, 2, (n,), generator=seeded, dtype=torch.float64)
     c *= torch.randint(2, (n,), generator=seeded) * 2 - 1
     chosen = torch.randperm(n, generator=seeded)[: examples if n > 1 else 0]
-    rows = [c, *(torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
+    rows = [c, *(large * torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
     return [row.to(losses.device) for row in rows]
 
 
@@ -240,16 +234,13 @@ def prove(
     *,
     seed: int,
     first: bool,
-    with_gradient: bool,
 ) -> frozenset[str]:
-    """Raise ``Inexact`` unless ``align`` agrees with ordinary autograd; returns the parameters it does not prove.
-
-    with_gradient: whether the graph of its losses is used for the source gradient, and must be right too.
-    """
+    """Raise ``Inexact`` unless ``align`` agrees with ordinary autograd; returns the parameters it does not prove."""
     parameters, names = trainable(model), list(names)
     with unchanged(model):
         with Recorded() as recorded:
             ordinary = as_loss_vector(loss(model, batch))
+        refuse_foreign(ordinary, model)
         c, *one_hot = coefficients(ordinary, examples=3 if first else 1, seed=seed)
         g = gradient(ordinary, parameters, c.to(ordinary.dtype), retain_graph=True)
         whole = random_direction({name: g.get(name) for name in names}, {n: parameters[n] for n in names}, seed)
@@ -259,24 +250,33 @@ def prove(
         for one in one_hot:
             of_one = gradient(ordinary, parameters, one.to(ordinary.dtype), retain_graph=True)
             for row, direction in zip(equations, directions, strict=True):
-                row.append(Equation.of(one, of_one, direction, row[0].scale / len(ordinary)))
+                row.append(Equation.of(one, of_one, direction, one.max() * row[0].scale / len(ordinary)))
         ordinary = ordinary.detach()
     if not all(equation.is_finite for row in equations for equation in row):  # guards report losses that are not finite
         return frozenset(names)
-    tolerance = TOLERANCE.of(recorded.dtypes | {ordinary.dtype}, is_cuda=ordinary.is_cuda)
+    tolerance = recorded.tolerance(ordinary)
     for number, (direction, row) in enumerate(zip(directions, equations, strict=True)):
         with unchanged(model):
             losses, q = align(direction)
             _require_equal_losses(losses, ordinary, tolerance)
-            if number == 0 and with_gradient:
+            if number == 0:
                 compare(_source_gradient(losses, parameters, c), g, tolerance)
         for equation in row:
             equation.require(q, tolerance)
-    return unproved(gradient_norms(g), names, tolerance)
+    return unproved(gradient_norms(g), names, dict.fromkeys(names, tolerance))
 
 
 class Inexact(EngineError):
     """An engine's alignments differ from those of ordinary autograd."""
+
+
+@contextmanager
+def inexact(engine: str, advice: str) -> Iterator[None]:
+    """Inside, ``Inexact`` becomes an error with the engine's name and advice."""
+    try:
+        yield
+    except Inexact as error:
+        raise EngineError(f"the {engine} engine is not exact for this model ({error}): {advice}.") from error
 
 
 def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -284,13 +284,13 @@ def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: g.norm().double() for name, g in gradients.items()}
 
 
-def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: float) -> frozenset[str]:
+def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: Mapping[str, float]) -> frozenset[str]:
     """The parameters with gradients so small that an error in them could not be seen; those unused have none."""
     if not norms:
         return frozenset()
     sizes = torch.stack(list(norms.values()))
     shares = dict(zip(norms, (sizes / sizes.max().clamp_min(1e-300)).tolist(), strict=True))
-    return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance)
+    return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance[name])
 
 
 def _require_equal_losses(losses: Tensor, ordinary: Tensor, tolerance: float) -> None:
@@ -311,25 +311,26 @@ def _source_gradient(losses: Tensor, parameters: dict[str, nn.Parameter], c: Ten
 
 def compare(mine: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float) -> None:
     """Raise ``Inexact`` unless two gradients agree in each parameter."""
-    left = {name: g.clone() for name, g in right.items()}
+    left = dict(right)
     subtract(left, mine)
-    require_zero(left, gradient_norms(right), tolerance)
+    require_zero(left, gradient_norms(right), dict.fromkeys(left, tolerance))
 
 
 def subtract(left: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Subtract gradients from those in ``left``, in place."""
+    """Subtract gradients from those in ``left``; not in place, since the gradient of a sum is expanded."""
     for name, g in found.items():
-        left[name] = left[name].sub_(g) if name in left else -g
+        left[name] = left[name] - g if name in left else -g
 
 
-def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolerance: float) -> None:
-    """Raise ``Inexact`` unless nothing is left of gradients that had these norms, up to the tolerance."""
+def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolerance: Mapping[str, float]) -> None:
+    """Raise ``Inexact`` unless nothing is left of gradients that had these norms, up to each one's tolerance."""
     if not norms:
         return
     sizes = torch.stack([norms.get(name, g.new_zeros((), dtype=torch.float64)) for name, g in left.items()])
     floor = FLOOR * sizes.norm()  # a gradient that cancels to zero consists of rounding errors only
     errors = torch.stack(list(gradient_norms(left).values()))
-    off = (~(errors <= tolerance * (sizes + floor))).nonzero().flatten().tolist()
+    tolerances = sizes.new_tensor([tolerance[name] for name in left])
+    off = (~(errors <= tolerances * (sizes + floor))).nonzero().flatten().tolist()
     if off:
         raise Inexact(f"the gradient of parameter {list(left)[off[0]]!r} is not that of an ordinary backward pass")
 
@@ -347,7 +348,7 @@ class Equation:
 
     @classmethod
     def of(
-        cls, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor], more: Tensor | float = 0.0
+        cls, c: Tensor, gradients: Mapping[str, Tensor], direction: Mapping[str, Tensor], more: Tensor | float = 0.0
     ) -> Equation:
         """``more`` is added to the scale: rounding errors of the batch are seen by each example."""
         norms = gradient_norms(gradients)

@@ -50,15 +50,23 @@ class Sweep:
         to_return: ToDirection = lambda found: found,
     ) -> None:
         self.to_direction = to_direction
-        self.coefficients = coefficients
         self.direction = direction  # None: computed from the target rows of the same pass
         self.to_return = to_return
         self.target_gradient: dict[str, Tensor] = {}
         self.source_gradient: dict[str, Tensor] = {}
         self._small = SmallGradients()
+        self._smalls: list[SmallGradients] = []
         self._cast: dict[torch.dtype, Tensor] = {}
-        self._late: list[tuple[Call, Tensor]] = []  # calls whose coefficients depend on the alignment
-        self._late_small: list[SmallGradients] = []
+        self._late: list[tuple[Call, Tensor]] = []  # calls and their δ, where coefficients depend on the alignment
+        self._make_coefficients = coefficients if callable(coefficients) else None
+        if isinstance(coefficients, Tensor):
+            self._use(coefficients)
+
+    def _use(self, coefficients: Tensor) -> None:
+        """One number for all, as ``expand`` makes it, multiplies at the end; its value is not read."""
+        is_one_for_all = len(coefficients) > 1 and coefficients.stride(0) == 0
+        self._factor = coefficients[0] if is_one_for_all else None
+        self._c = None if is_one_for_all else coefficients
 
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
         """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
@@ -69,7 +77,19 @@ class Sweep:
             scales[n_source:] = 1.0 / (len(losses) - n_source)
         self._parts, self._derived = Parts(losses[:n_source]), tape.derived
         tape.backward(losses, self._finish, scales=scales)
-        self._close()
+        with torch.no_grad():
+            self._align(self._small, self._direction([], self._small))
+        self.alignment = self._parts.total()
+        if self._make_coefficients is not None:
+            self._use(self._make_coefficients(self.alignment))
+        for call, delta in self._late:
+            call.delta = delta
+            self._add(call.gradient(self._coefficients(call.dtype), self._source))
+            call.close()
+        for small in self._smalls:
+            self._add(small.gradient(self._c, self._source))
+        if self._factor is not None:
+            self.source_gradient = times(self.source_gradient, self._factor)
 
     def _finish(self, calls: list[Call]) -> None:
         group = calls[0].group
@@ -80,14 +100,17 @@ class Sweep:
         direction = self._direction(calls, mine)
         for call in calls:
             self._parts.add(call.alignment(direction, self._source))
-            if isinstance(self.coefficients, Tensor):
-                self._add(call.gradient(self._coefficients(self.coefficients, call), self._source))
+            if self._make_coefficients is None:
+                self._add(call.gradient(self._coefficients(call.dtype), self._source))
             elif call.large is not None and call.delta is not None:
                 self._late.append((call, call.delta))
             call.close()
         if mine is not None:
-            self._parts.add(mine.alignment(direction, self._source))
-            self._late_small.append(mine)
+            self._align(mine, direction)
+
+    def _align(self, small: SmallGradients, direction: Direction) -> None:
+        self._parts.add(small.alignment(direction, self._source))
+        self._smalls.append(small)
 
     def _add(self, found: dict[str, Tensor]) -> None:
         add_gradients(self.source_gradient, self._derived.pull(found))
@@ -108,38 +131,13 @@ class Sweep:
         self.target_gradient.update(self.to_return(found))
         return self._derived.push(self.to_direction(found), keys) if found else {}
 
-    @torch.no_grad()
-    def _close(self) -> None:
-        """The small parameters, and the gradients whose coefficients depend on the alignment."""
-        direction = self.direction
-        if direction is None:
-            found = self._derived.pull(self._small.gradient(None, self._target))
-            self.target_gradient.update(self.to_return(found))
-            direction = self.to_direction(found)
-        self._parts.add(self._small.alignment(self._derived.push(direction, self._small.keys), self._source))
-        self.alignment = self._parts.total()
-        c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
-        for call, delta in self._late:
-            call.delta = delta
-            self._add(call.gradient(self._coefficients(c, call), self._source))
-            call.close()
-        for small in (self._small, *self._late_small):
-            self._add(small.gradient(None if is_one_for_all(c) else c, self._source))
-        if is_one_for_all(c):
-            self.source_gradient = times(self.source_gradient, c[0])
-
-    def _coefficients(self, c: Tensor, call: Call) -> Tensor | None:
-        """c in the call's precision, cast once per precision; None for one number, which multiplies at the end."""
-        if is_one_for_all(c):
+    def _coefficients(self, dtype: torch.dtype) -> Tensor | None:
+        """c in a call's precision, cast once per precision."""
+        if self._c is None:
             return None
-        if call.dtype not in self._cast:
-            self._cast[call.dtype] = c.to(call.dtype)
-        return self._cast[call.dtype]
-
-
-def is_one_for_all(coefficients: Tensor) -> bool:
-    """Whether all coefficients are one number, as ``expand`` makes them; its value is not read."""
-    return len(coefficients) > 1 and coefficients.stride(0) == 0
+        if dtype not in self._cast:
+            self._cast[dtype] = self._c.to(dtype)
+        return self._cast[dtype]
 
 
 class Parts:

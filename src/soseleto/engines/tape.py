@@ -8,14 +8,14 @@ raises. So no use of a parameter is missed. Nothing is attached to the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 
 from soseleto.engines.call import OTHER_ENGINES, Call, Sums, grouped_calls
 from soseleto.engines.computed_parameters import Derived
@@ -26,11 +26,10 @@ from soseleto.engines.functions import (
     rule_for,
     self_attention,
     tensors,
-    writes_to_first,
 )
 from soseleto.engines.interface import is_differentiable
-from soseleto.engines.model_state import sharded_modules
-from soseleto.engines.proof import described
+from soseleto.engines.model_state import sharded_modules, writes_to_first
+from soseleto.engines.proof import Recorded
 from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule, broadcast_rule
 from soseleto.errors import EngineError
 
@@ -94,34 +93,25 @@ _DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, 
 _ATTRIBUTES = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "shape", "ndim", "requires_grad")}
 
 
-@dataclass
-class Tape(TorchFunctionMode):
+class Tape(Recorded):
     """Records the calls of one forward pass of ``model``."""
 
-    model: nn.Module
-    calls: list[Call] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.model = model
+        self.calls: list[Call] = []
         self.sharded = bool(sharded_modules(self.model))
         self.derived = Derived(self.model)
         for name, p in self.derived.parameters.items():
             if p.is_complex():
                 raise self._no_rule(name, "it is complex")
-        # All that the model called, whether under no_grad, and for which parameters.
-        self.functions: list[Hashable] = []
-        self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
         self.sums = Sums()
         self.leaves_graph = False  # whether the losses may depend on an example in a way that no gradient shows
         self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.functions.append(described(func, args, kwargs))
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.leaves_graph = self.leaves_graph or _leaves_graph(func, args, kwargs)
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
@@ -137,8 +127,6 @@ class Tape(TorchFunctionMode):
                     name = self.derived.key(found.trainable[0])
                     raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
                 self.derived.add(func, found, args, out)
-        if isinstance(out, Tensor) and out.requires_grad:
-            self.dtypes.add(out.dtype)
         return out
 
     def _read_gathered(self, values: Iterable[Any]) -> None:
@@ -247,6 +235,13 @@ class Tape(TorchFunctionMode):
         return EngineError(
             f"the layerwise engine cannot treat {where}, parameter {parameter!r}: {why}; {OTHER_ENGINES}."
         )
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the user's code may get the gradients of this pass."""
+        of_modules = (m._backward_hooks or m._backward_pre_hooks for m in self.model.modules())
+        of_parameters = (p._backward_hooks for p in self.derived.parameters.values())
+        return Tensor.register_hook in self.functions or any(of_modules) or any(of_parameters)
 
     def check_rows(self, rows: int) -> None:
         """Find the layout of calls whose first dimension is not the batch; raises where it is not known."""

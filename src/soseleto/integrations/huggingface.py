@@ -11,6 +11,7 @@ Needs transformers: ``pip install 'soseleto[transformers]'``.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
 
+logger = logging.getLogger("soseleto")
 FILE = "selection.pt"  # in a checkpoint of the Trainer
 INDEX = "soseleto_index"
 IGNORED = -100  # a token without a label
@@ -93,6 +95,8 @@ class SelectionMixin(_AnyTrainer):
         self._targets: TargetBatches | None = None
         self._saved: dict[str, Any] | None = None
         self._target_losses: list[Tensor] = []  # since the last log
+        self._unlabelled = torch.zeros(len(self.train_dataset), dtype=torch.bool, device=self.args.device)
+        self._announced = 0  # how many of these the log has named
 
     @property
     def selection(self) -> Selection:
@@ -127,6 +131,8 @@ class SelectionMixin(_AnyTrainer):
         index = inputs.pop(INDEX)
         if isinstance(self.per_example_loss, _PerExample):
             self._classes = self.per_example_loss.classes(self.model, inputs)
+        if isinstance(self.per_example_loss, _PerToken):
+            self._unlabelled[index] = self.per_example_loss.counts(inputs["labels"]) == 0
         target = self._prepare_inputs(next(self._begin(model)))
         if self._cuda_graph:
             longest = getattr(getattr(self.model, "config", None), "max_position_embeddings", None) or UNLIMITED
@@ -211,6 +217,13 @@ class SelectionMixin(_AnyTrainer):
         if "loss" in logs and self._target_losses:
             target_loss, self._target_losses = float(torch.stack(self._target_losses).mean()), []
             logs = {**logs, "target_loss": target_loss, "mean_weight": float(self.weights.mean())}
+        if (count := int(self._unlabelled.sum())) > self._announced:
+            self._announced = count
+            places = ", ".join(map(str, self._unlabelled.nonzero().flatten().tolist()[:5]))
+            logger.warning(
+                "%d examples of train_dataset have no token with a label (places %s%s), as when a text is cut before "
+                "its answer: they teach nothing, and their weights stay", count, places, ", ..." if count > 5 else "",
+            )  # fmt: skip
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -297,8 +310,11 @@ class _PerToken:
         if self._shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
-        counts = (labels != IGNORED).sum(1)
-        return losses.view_as(labels).sum(1) / counts.clamp_min(1)
+        return losses.view_as(labels).sum(1) / self.counts(inputs["labels"]).clamp_min(1)
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many tokens of each example have a label."""
+        return ((labels[:, 1:] if self._shifted else labels) != IGNORED).sum(1)
 
 
 class Join:

@@ -18,18 +18,20 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered, WithIndex
+from soseleto.integrations.batches import Numbered, Repeated, WithIndex
+from soseleto.parallel.reducer import Single
 from soseleto.selection import Selection
 
 
 class SelectionModule(LightningModule):  # type: ignore[misc]
-    """A module that learns a weight for each source example while Lightning trains it, on one device.
+    """A module that learns a weight for each source example while Lightning trains it, on one device or by ``ddp``.
 
     Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
     Schedulers take a step after every epoch, or with ``{"interval": "step"}`` after every batch, and with
@@ -41,15 +43,24 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         classes: the number of classes, where ``per_example_loss`` is the cross-entropy of class labels: see
             ``Selection``, which gets the number of epochs too.
         method: ``Soseleto(...)`` with settings of its own.
-        clip: the largest norm of a gradient; the Trainer's own ``gradient_clip_val`` does not reach manual steps.
+        clip: the largest norm of a gradient.
+        accumulate: how many batches make one step of the optimizer. The Trainer's own ``gradient_clip_val`` and
+            ``accumulate_grad_batches`` do not reach manual steps.
     """
 
     def __init__(
-        self, *, n_source: int, classes: int | None = None, method: Soseleto | None = None, clip: float | None = None
+        self,
+        *,
+        n_source: int,
+        classes: int | None = None,
+        method: Soseleto | None = None,
+        clip: float | None = None,
+        accumulate: int = 1,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self._n_source, self._classes, self._method, self._clip = n_source, classes, method, clip
+        self._accumulate = accumulate
         self._selection: Selection | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -67,10 +78,8 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         return self._selection
 
     def on_fit_start(self) -> None:
-        if self.trainer.world_size > 1:
-            raise UsageError(
-                f"SelectionModule trains on one device and this Trainer has {self.trainer.world_size}: write devices=1."
-            )
+        if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+            raise UsageError("SelectionModule needs the whole model on each device: write strategy='ddp'.")
         own = type(self).on_train_epoch_end is not SelectionModule.on_train_epoch_end
         if not own and any(map(_is_plateau, self.trainer.lr_scheduler_configs)):
             raise UsageError(
@@ -85,13 +94,16 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
             self._selection, self._saved = self._made(optimizer.optimizer), None
         self.selection.follow(optimizer.optimizer)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        numbers = self.selection.backward(source, target, index=index, scaler=scaler)
-        if self._clip is not None:
-            most = self._clip * (1.0 if scaler is None else scaler.get_scale())  # the gradients are still scaled
-            self.clip_gradients(optimizer, gradient_clip_val=most, gradient_clip_algorithm="norm")
-        optimizer.step()
-        optimizer.zero_grad()
-        self._advance("step", batch_idx + 1)
+        share = 1.0 / self._accumulate
+        numbers = self.selection.backward(source, target, index=index, scale=share, scaler=scaler)
+        steps, waiting = divmod(batch_idx + 1, self._accumulate)
+        if not waiting or self.trainer.is_last_batch:
+            if self._clip is not None:
+                most = self._clip * (1.0 if scaler is None else scaler.get_scale())  # the gradients are still scaled
+                self.clip_gradients(optimizer, gradient_clip_val=most, gradient_clip_algorithm="norm")
+            optimizer.step()
+            optimizer.zero_grad()
+            self._advance("step", steps + bool(waiting))
         self.log_dict(numbers, prog_bar=True, batch_size=len(index))
 
     def on_train_epoch_end(self) -> None:
@@ -119,6 +131,7 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
             epochs=epochs if epochs and epochs > 0 else None,
             method=self._method,
             optimizer=optimizer,
+            reducer=Single() if optimizer is None else None,  # what a checkpoint holds is read without the other ranks
         )
         if self._saved is not None:
             made.load_state_dict(self._saved)
@@ -145,12 +158,14 @@ def selection_loaders(
 ) -> CombinedLoader:
     """Batches ``{"source": (index, batch), "target": batch}`` for one pass over the source.
 
+    On several ranks Lightning gives each its part; where their number does not divide the examples it repeats some.
+
     settings: more of DataLoader's, such as ``num_workers``
     """
     of_source: DataLoader[Any] = DataLoader(
         Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=WithIndex(collate), **settings
     )
     each = min(target_batch_size, len(target))
-    draws = RandomSampler(target, num_samples=len(of_source) * each)
-    of_target: DataLoader[Any] = DataLoader(target, batch_size=each, sampler=draws, collate_fn=collate, **settings)
+    repeated = Repeated(target, len(of_source) * each)
+    of_target: DataLoader[Any] = DataLoader(repeated, batch_size=each, shuffle=True, collate_fn=collate, **settings)
     return CombinedLoader({"source": of_source, "target": of_target}, mode="min_size")

@@ -48,20 +48,24 @@ class ShardedSharing(Sharing):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This rank's losses, and its part of the gradient of Σ c_j ℓ_j over all ranks."""
         losses: list[Tensor] = []
+        before = {p: p.grad for p in model.parameters() if p.grad is not None}  # of a loop that accumulates
+        model.zero_grad(set_to_none=True)
         for part, c in self._weighted(batch, coefficients):
             found = loss(model, part)
             found.backward((c * self.reducer.ranks).to(found.dtype))  # since FSDP takes the mean over ranks
             losses.append(found.detach())
         of_parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         model.zero_grad(set_to_none=True)
+        for p, g in before.items():
+            p.grad = g
         return torch.cat(losses)[: len(batch)], of_parameters  # examples of zeros come last
 
     def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
         assert isinstance(step.coefficients, Tensor)
         schedule = self._proofs.setdefault(step.model, Schedule())
-        if schedule.count():  # on all ranks at the same step
+        if schedule.count() or schedule.needs_check:  # on all ranks at the same step
             self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)
-            schedule.proved(())
+            schedule.proved((), is_new=False)
         alignment = self._alignment(engine, step)
         losses, gradient = self.gradient(step.model, step.loss, step.batch, "source", step.coefficients)
         return SourcePass(losses, alignment, gradient)
@@ -149,15 +153,15 @@ def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -
             **saved["optimizer"],
             "state": {i: {k: _part(v, parameters[i]) for k, v in its.items()} for i, its in state.items()},
         },
-        "method": _parts(saved["method"], like),
+        "method": parts_of(saved["method"], like),
     }
 
 
-def _parts(tree: Any, like: Mapping[str, Any]) -> Any:
+def parts_of(tree: Any, like: Mapping[str, Any]) -> Any:
     """A method's state with its whole tensors by parameter name in the parts of this rank."""
     if isinstance(tree, Mapping):
-        return {name: _part(v, like[name]) if name in like else _parts(v, like) for name, v in tree.items()}
-    return [_parts(value, like) for value in tree] if isinstance(tree, list | tuple) else tree
+        return {name: _part(v, like[name]) if name in like else parts_of(v, like) for name, v in tree.items()}
+    return [parts_of(value, like) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _part(value: Any, like: Any) -> Any:
@@ -173,6 +177,7 @@ def sharing_of(model: nn.Module, sharing: Sharing) -> Sharing:
     """How a step of this model is divided: ``sharing``, or its counterpart for a sharded model."""
     if not sharded_modules(model):
         return sharing
+    require_shardable(model, sharing.reducer.ranks)
     return ShardedSharing(sharing.reducer, sharing.micro_batch_size)
 
 
@@ -181,4 +186,4 @@ def _zero_example(batch: Batch) -> Batch:
     index, inputs, labels = change(
         lambda tensor: tensor.new_zeros(1, *tensor.shape[1:]), (batch.index, batch.inputs, batch.labels)
     )
-    return Batch(index, inputs, labels, whole=batch.total)
+    return replace(batch, index=index, inputs=inputs, labels=labels, whole=batch.total)

@@ -176,6 +176,18 @@ class Ranks(Reducer):
             ) from error
 
 
+def existing(device: torch.device) -> Reducer:
+    """The ranks of the process group that exists; raises in one of several processes that have not joined one."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(device) if dist.get_world_size() > 1 else Single()
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UsageError(
+            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun) and would train alone: write `with "
+            "soseleto.ranks() as reducer:` around the training, or unset WORLD_SIZE."
+        )
+    return Single()
+
+
 @contextlib.contextmanager
 def ranks(device: str = "auto", *, answer: timedelta = ANSWER) -> Iterator[Reducer]:
     """The reducer of the process group that this process was launched into (e.g. by torchrun), or ``Single()``.

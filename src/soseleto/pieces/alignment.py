@@ -63,7 +63,7 @@ class hold_when_vanished(Piece):
 
     def init(self, task: Task) -> State:
         numbers = {"target_loss": 0.0, "first_target_loss": 0.0, "alive": 1.0}
-        return {name: torch.full((), value, device=task.device) for name, value in numbers.items()}
+        return {name: torch.full((), v, dtype=torch.float32, device=task.device) for name, v in numbers.items()}
 
     def update(self, value: Alignment, state: State, step: Step) -> Alignment:
         assert step.target_loss is not None
@@ -116,13 +116,18 @@ class beyond_noise(Piece):
             raise UsageError(f"z of beyond_noise must be above 0, got {self.z}: leave the piece out.")
 
     def init(self, task: Task) -> State:
-        examples = {name: torch.zeros(task.n_source, device=task.device) for name in ("visits", "means", "squares")}
+        examples = {name: _zeros(task) for name in ("visits", "means", "squares")}
         pooled = torch.zeros(2, dtype=torch.float64, device=task.device)  # Σ of squares and of degrees of freedom
         return {"examples": examples, "pooled": pooled}
 
     def update(self, value: Alignment, state: State, step: Step) -> Alignment:
         mean, error = _mean_and_error(state, step, value.moving.to(torch.float32))
         return replace(value, evidence=mean.sign() * (mean.abs() - self.z * error).clamp_min(0.0))
+
+
+def _zeros(task: Task) -> Tensor:
+    """One number per source example, in float32 whatever the default is."""
+    return torch.zeros(task.n_source, dtype=torch.float32, device=task.device)
 
 
 def _mean_and_error(state: State, step: Step, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +169,7 @@ class pooled_by_class(Piece):
     def init(self, task: Task) -> State:
         if task.classes is None:
             raise UsageError("pooled_by_class needs class indices as source labels: leave it out.")
-        examples = {name: torch.zeros(task.n_source, device=task.device) for name in ("means", "visits")}  # ū_j
+        examples = {name: _zeros(task) for name in ("means", "visits")}  # ū_j
         totals = torch.zeros(2, task.classes, dtype=torch.float64, device=task.device)  # Σu and the count, by class
         # Σ(u − m)(ū − m) and its count, Σ(u − m)² and its count
         spread = torch.zeros(2, 2, dtype=torch.float64, device=task.device)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam, Optimizer
 
+from soseleto.engines.interface import reductions_dtype
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Direction, State, Step
-from soseleto.task.task import Task
+from soseleto.task.task import Task, peak_rate
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,10 @@ class running_mean(Direction):
         gradients = _over(value, self.layers, step.task)
         if self.decay == 0.0:
             return gradients
+        gradients = {name: g.to(reductions_dtype(g.dtype)) for name, g in gradients.items()}
         for name, g in gradients.items():
-            if name not in state["means"]:
-                state["means"][name] = torch.zeros_like(g)
+            if name not in state["means"]:  # one that is trained from now on is corrected with the others
+                state["means"][name] = g * (1.0 - self.decay ** state["batches"]).to(g.dtype)
         means = {name: state["means"][name] for name in gradients}
         if len(gradients) == 1:  # one layer's weight: on a GPU the multi-tensor kernel would leave most of it idle
             for name, g in gradients.items():
@@ -105,7 +107,7 @@ class preconditioned(Direction):
 
     Plain alignments, Qᵀg, are those of a step of SGD. Adam and AdamW divide by √v̂ + ε, so that a parameter with small
     gradients moves as far as one with large ones. P is read from the optimizer's state before the step, and Λ are the
-    rates that the schedule starts from, since the weight step follows the schedule already. Before the optimizer's
+    peak rates of the schedule, since the weight step follows the schedule already. Before the optimizer's
     first step it has no state; every P here would after a first step with the gradient g make it sign(g), which is then
     the direction. A parameter that the optimizer does not step is left out of the alignments.
 
@@ -133,8 +135,12 @@ class preconditioned(Direction):
                 along = g.sign() / self.of.correction(state["batches"] + 1)
             else:
                 along = g.sign()
-            direction[name] = along * kept.group.get("initial_lr", kept.group["lr"])
+            direction[name] = along * peak_rate(kept.group)
         return direction
+
+    @property
+    def layers(self) -> tuple[str, ...] | None:
+        return self.of.layers
 
     def correct(self, q: Tensor, state: State) -> Tensor:
         return self.of.correct(q, state)

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from soseleto.data.batches import Batch
 from soseleto.engines.forward import without_tangent
-from soseleto.engines.interface import Losses, reductions_dtype, uncompiled
+from soseleto.engines.interface import Losses, leaves, reductions_dtype, uncompiled
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import EngineError, UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step, chain
@@ -223,7 +223,7 @@ class at_temperature(Form):
         target = sides["target"]
         if not state:  # once: it synchronises with the device
             _require_cross_entropy(target)
-            state["checked"] = torch.ones((), device=target.outputs.device)
+            state["checked"] = torch.ones((), dtype=torch.float32, device=target.outputs.device)
         z, used = target.outputs, target.used.unsqueeze(-1)
         change = ((z / self.temperature).softmax(-1) - z.softmax(-1)) * used
         return {**sides, "target": replace(target, residuals=target.residuals + change)}
@@ -374,7 +374,7 @@ def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
 def _are_scores(last: LastLayer) -> bool:
     """Whether the losses are cross-entropies of one row each of the layer's outputs: softmax(z) − r is a label."""
     read = (last.outputs.softmax(-1) - last.residuals)[last.used].float()
-    labels = torch.eye(read.shape[-1], device=read.device)[read.argmax(-1)]
+    labels = torch.eye(read.shape[-1], dtype=read.dtype, device=read.device)[read.argmax(-1)]
     return len(read) == int(last.used.any(1).sum()) and torch.allclose(read, labels, atol=0.05)
 
 
@@ -429,18 +429,10 @@ def _residuals(losses: Tensor, outputs: Tensor, factor: Tensor | None) -> Tensor
 
 def _require_last(losses: Tensor, outputs: Tensor) -> None:
     """Raise if a parameter reaches the losses on a way that does not pass through the layer's outputs."""
-    waiting = [losses.grad_fn]
-    seen = {outputs.grad_fn}
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            raise EngineError(
-                f"a parameter reaches the losses without passing through the model's last linear layer: {_INSTEAD}."
-            )
-        waiting += [following for following, _ in node.next_functions]
+    if any(True for _ in leaves(losses, outputs.grad_fn)):
+        raise EngineError(
+            f"a parameter reaches the losses without passing through the model's last linear layer: {_INSTEAD}."
+        )
 
 
 def _in_rows(inputs: Tensor, outputs: Tensor, residuals: Tensor, n: int) -> LastLayer:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines.interface import Losses
+from soseleto.engines.interface import Losses, trainable
 from soseleto.engines.model_state import reshard
 from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
@@ -143,6 +143,24 @@ class Method(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """What the alignments are made of: for the log and for ``config.json``.
+
+    share: of the trainable parameters that the alignments cover
+    checked: the step in which they were last compared with ordinary backward passes; None where nothing is to be proved
+    unproved: how many of the parameters have gradients too small for that
+    """
+
+    engine: str
+    share: float
+    checked: int | None
+    unproved: int
+
+    def sentence(self) -> str:
+        return f"alignments by the {self.engine} engine cover {100 * self.share:.3g} % of the trainable parameters"
+
+
 @dataclass(kw_only=True)
 class State:
     """The task, its optimizer and schedule, the number of steps taken, and weights where the method has any."""
@@ -151,8 +169,9 @@ class State:
     weights: Weights | None = None
     optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``use_optimizer``
     schedule: LRScheduler | None = None
-    first_lr: float = 0.0
+    peak_lr: float = 0.0  # 0 without an optimizer
     steps: int = 0
+    layers: tuple[str, ...] = ("",)  # that alignments are made of, as beginnings of parameter names
 
     @classmethod
     def start(cls, task: Task, **more: Any) -> Self:
@@ -164,8 +183,7 @@ class State:
     def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
         """Step with this optimizer; step sizes besides its own follow its learning rate."""
         self.optimizer, self.schedule = optimizer, schedule
-        group = optimizer.param_groups[0]
-        self.first_lr = float(group.get("initial_lr", group["lr"]))
+        self.peak_lr = peak_rate(optimizer.param_groups[0])
 
     @property
     def lr(self) -> Tensor | float:
@@ -174,16 +192,33 @@ class State:
 
     @property
     def lr_left(self) -> Tensor | float:
-        """The current learning rate as a share of the first."""
-        return self.lr / self.first_lr if self.first_lr else 1.0
+        """The current learning rate as a share of the largest."""
+        if not self.peak_lr:
+            return 1.0
+        if isinstance(self.lr, Tensor):
+            return (self.lr / self.peak_lr).clamp_max(1.0)
+        self.peak_lr = max(self.peak_lr, self.lr)  # of a schedule that multiplies the rate it starts from
+        return self.lr / self.peak_lr
+
+    @property
+    def coverage(self) -> Coverage:
+        sizes = {name: p.numel() for name, p in trainable(self.task.model).items()}
+        covered = sum(n for name, n in sizes.items() if name in self.task.shared and name.startswith(self.layers))
+        engine: Any = getattr(self, "engine", None)
+        schedule = getattr(engine, "schedule", None)
+        checked = (None, 0) if schedule is None else (schedule.last, len(schedule.unproved))
+        return Coverage(getattr(engine, "name", ""), covered / max(sum(sizes.values()), 1), *checked)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
-        return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
+        weights = None if self.weights is None else self.weights.state()
+        return {"steps": self.steps, "peak_lr": self.peak_lr, "weights": weights}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
         self.steps = state["steps"]
+        if self.peak_lr:  # without an optimizer the weight step is constant
+            self.peak_lr = state["peak_lr"] or self.peak_lr
         if state["weights"] is not None:
             self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
             self.weights.load_state(state["weights"])
@@ -232,6 +267,11 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
+def peak_rate(group: Mapping[str, Any]) -> float:
+    """The largest learning rate of a parameter group: OneCycleLR starts from a small part of it."""
+    return max(float(group.get("initial_lr", group["lr"])), float(group.get("max_lr", 0.0)))
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -87,6 +87,8 @@ class Loop:
     def finish(self, state: Any, config: dict[str, Any]) -> Result:
         """Everything after the last step: rank and write the run."""
         missing = self.data.classes_without_target() if config.get("mode") == "noisy" else ()
+        if engine_used(state):
+            config = {**config, "alignments": asdict(state.coverage)}
         result = replace(self._result(state, config), learned=self._gathered(state), missing=missing)
         result = self._with_evidence(result, state)
         parameters = self._whole_parameters(result) if self.keeps else {}
@@ -164,8 +166,8 @@ class Loop:
         if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
             source.batches(size, seed=seed, epoch=epoch + 1)
         check_guard(self.task.guard)
-        if engine := engine_used(state):
-            self.records.message(f"alignments by the {engine} engine")
+        if engine_used(state):
+            self.records.message(state.coverage.sentence())
         self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
 
@@ -303,6 +305,8 @@ def write_result(folder: RunFolder, result: Result, parameters: Mapping[str, Ten
     if result.evidence is not None:
         folder.write_json(SUSPECTS, result.suspects().to_dict())
     folder.write_model(parameters)
+    if "alignments" in result.config:
+        folder.write_config({**folder.config(), "alignments": result.config["alignments"]})
 
 
 def facts_of(data: Data, source: ExampleSet, network: Network) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _CHANGED = {  # instead of two long values
 # Without effect on the result, or in another entry too: unlabelled data, a method's choice and the type of inputs:
 _MAY_DIFFER = (
     *("format", "versions", "device_name", "ranks", "micro_batch_size"),
-    *("input_dtype", "unlabelled", "wrong_share"),
+    *("input_dtype", "unlabelled", "wrong_share", "alignments"),
 )
 _MOST_SHOWN = 100  # characters of two values
 

@@ -97,10 +97,7 @@ class Options:
 
 def make_sharing(model: nn.Module, compute: Compute) -> Sharing:
     """How the work of a step is divided over ranks and micro-batches."""
-    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
-    if isinstance(sharing, ShardedSharing):
-        require_shardable(model, sharing.reducer.ranks)
-    return sharing
+    return sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
 
 
 def assemble(model: nn.Module, mode: str, data: Data, prepare: Prepare, heads: Heads) -> nn.Module:
