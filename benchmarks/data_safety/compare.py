@@ -10,13 +10,15 @@ from soseleto.run_folder.folder import RunFolder
 
 SAME_BYTES = (
     "model.safetensors", "ranking.parquet", "suspects.json", "comparison.json", "calibration.json", "problems.json",
-    "source.json", "pictures.parquet", "config.json",
+    "source.json", "pictures.parquet",
 )  # fmt: skip
 
 
 def differences(run: Path, whole: Path) -> list[str]:
     """What differs between a resumed run and an uninterrupted one, beside seconds and messages."""
     found = [name for name in SAME_BYTES if _bytes(run / name) != _bytes(whole / name)]
+    if _config(run) != _config(whole):
+        found.append("config.json")
     names = [sorted(path.name for path in one.iterdir()) for one in (run, whole)]
     if names[0] != names[1]:
         found.append(f"files {names[0]} and {names[1]}")
@@ -29,6 +31,11 @@ def differences(run: Path, whole: Path) -> list[str]:
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
+
+
+def _config(run: Path) -> dict[str, Any]:
+    """Without the step at which the alignments were last checked, which a resumed run does earlier."""
+    return {name: value for name, value in RunFolder.open(run).config().items() if name != "alignments"}
 
 
 def _records(run: Path) -> list[dict[str, Any]]:

@@ -30,10 +30,9 @@ from soseleto.engines.interface import (
     no_reentrant_checkpoint,
     refuse_sharded,
     trainable,
-    uncompiled,
 )
 from soseleto.engines.layerwise import LayerwiseEngine
-from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules
+from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules, uncompiled
 from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, inexact, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ from torch import Tensor, nn
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
-_announced: WeakSet[nn.Module] = WeakSet()  # compiled models that were logged
 
 PerExampleLoss = Callable[[nn.Module, Any], Tensor]
 Direction = Mapping[str, Tensor]
@@ -141,21 +138,6 @@ def refuse_sharded(is_sharded: bool, what: str) -> None:
             f"the model is sharded (fully_shard), where {what} cannot work: train it by fit(..., "
             "method=Soseleto(engine='layerwise'), compute=Compute(reducer=...)), or give every rank the plain model."
         )
-
-
-def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Inside, a model of torch.compile runs uncompiled: a compiled backward gives no per-example gradients."""
-    if not any(_is_compiled(module) for module in model.modules()):
-        return nullcontext()
-    if model not in _announced:
-        _announced.add(model)
-        logger.warning("the model is compiled: its passes for the alignments run uncompiled")
-    return torch.compiler.set_stance("force_eager")
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """By torch.compile(module), or by module.compile()."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:

@@ -42,9 +42,8 @@ from soseleto.engines.interface import (
     named_in,
     refuse_foreign,
     trainable,
-    uncompiled,
 )
-from soseleto.engines.model_state import Restore, sharded_modules, unchanged
+from soseleto.engines.model_state import Restore, sharded_modules, unchanged, uncompiled
 from soseleto.engines.proof import (
     Equation,
     Inexact,
@@ -91,7 +90,7 @@ def joins(step: Step, joint: Alone, tolerance: float) -> bool:
     """
     if not all(bool(x.isfinite().all()) for x in (joint.losses, *joint.gradient.values())):  # guards report them
         return True
-    with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
+    with unchanged(step.model), torch.enable_grad():
         before = torch.get_rng_state(), _gpu_state(joint.losses)
         losses = step.losses.source(step.model, step.source)
         now = torch.get_rng_state(), _gpu_state(losses)
@@ -99,7 +98,7 @@ def joins(step: Step, joint: Alone, tolerance: float) -> bool:
         other = _with_inputs_of(step.source, step.target)
         if other is None or not step.losses.can_join(step.source, other):
             return False
-        with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
+        with unchanged(step.model), torch.enable_grad():
             losses = step.losses.joint(step.model, step.source, other)[: len(step.source)]
     alone = Alone.of(losses, step.model)
     apart = (alone.losses - joint.losses).abs().max()
@@ -222,7 +221,7 @@ class LayerwiseEngine:
         if model in self._doubled or sharded_modules(model) or self.schedule.recording:
             return
         self._doubled.add(model)
-        with unchanged(model), torch.enable_grad(), uncompiled(model):
+        with unchanged(model), torch.enable_grad():
             n, tape = len(as_loss_vector(loss(model, batch))), Tape(model)
             doubled = _taken(batch, torch.arange(n) % -(-n // 2), n)
             try:

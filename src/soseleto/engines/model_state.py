@@ -6,11 +6,12 @@ For its forward and again for its backward a sharded module has whole, plain par
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cache
 from types import MethodType
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from soseleto.engines.interface import PerExampleLoss
 
+logger = logging.getLogger("soseleto")
 Value = TypeVar("Value")
 
 _is_capturing = torch.cuda.is_current_stream_capturing  # torch's own: ``as_if_recording`` replaces the name in torch
@@ -40,10 +42,28 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore what a pass may change at the end of the block: see ``Restore``."""
     restore = Restore(model)
     try:
-        with _Watching():
+        with _Watching(), uncompiled(model):
             yield
     finally:
         restore()
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Inside, a model of torch.compile runs uncompiled: a compiled backward gives no per-example gradients."""
+    if not any(_is_compiled(module) for module in model.modules()):
+        return nullcontext()
+    if model not in _announced:
+        _announced.add(model)
+        logger.warning("the model is compiled: its passes for the alignments run uncompiled")
+    return torch.compiler.set_stance("force_eager")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By torch.compile(module), or by module.compile()."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+_announced: WeakSet[nn.Module] = WeakSet()  # compiled models that were logged
 
 
 class Restore:

@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from soseleto.data.batches import Batch
 from soseleto.engines.forward import without_tangent
-from soseleto.engines.interface import Losses, leaves, reductions_dtype, uncompiled
-from soseleto.engines.model_state import sharded_modules
+from soseleto.engines.interface import Losses, leaves, reductions_dtype
+from soseleto.engines.model_state import sharded_modules, uncompiled
 from soseleto.errors import EngineError, UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step, chain
 from soseleto.task.task import Task
