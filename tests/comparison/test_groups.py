@@ -20,9 +20,10 @@ N, M, WIDTH = 200, 40, 6
 
 
 def coins(seed: int) -> tuple[Examples, torch.Tensor, torch.Tensor]:
-    """A source, and inputs and labels of further examples, all labels by coin flip."""
+    """A source, and inputs and labels of further examples, all labels by chance, and both classes as frequent."""
     draw = torch.Generator().manual_seed(seed)
-    inputs, labels = torch.randn(N + M, WIDTH, generator=draw), torch.randint(2, (N + M,), generator=draw)
+    inputs = torch.randn(N + M, WIDTH, generator=draw)
+    labels = torch.cat([torch.randperm(count, generator=draw) % 2 for count in (N, M)])
     return Examples(inputs[:N], labels[:N]), inputs[N:], labels[N:]
 
 

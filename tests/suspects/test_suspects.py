@@ -23,6 +23,7 @@ from soseleto.suspects.cross_fit import Judgement
 from soseleto.suspects.probes import plant
 from soseleto.suspects.rates import Estimate, judge
 from soseleto.suspects.suspects import Evidence, Suspects
+from soseleto.training.data import Data
 
 CLASSES = 4
 
@@ -79,6 +80,19 @@ def test_probes_move_from_the_target_to_the_end_of_the_source() -> None:
     alone = probes.without(planted.source)
     assert alone.fingerprint() == source.fingerprint()
     assert alone.inputs.data_ptr() == planted.source.inputs.data_ptr()
+
+
+def test_copies_are_no_probes() -> None:
+    source, target = quadrants(500, 0, 0.3), quadrants(100, 1)
+    twice = Examples(torch.cat([target.inputs, target.inputs[:50]]), torch.cat([target.labels, target.labels[:50]]))
+    planted = Data(source, twice).with_probes(soseleto.Probes(share=0.3), seed=0)
+    copied = target.inputs[:50].unsqueeze(0)
+    assert planted.probes is not None
+    assert len(planted.probes) == 45
+    assert not (planted.source.inputs[500:, None] == copied).all(2).any()  # type: ignore[union-attr]
+    every = Examples(target.inputs.repeat(2, 1), target.labels.repeat(2))
+    with pytest.raises(UsageError, match="0 target examples have no copies"):
+        Data(source, every).with_probes(soseleto.Probes(share=0.3), seed=0)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.97])
@@ -278,7 +292,8 @@ def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
 def test_a_target_of_one_class_gives_no_suspects(without: int) -> None:
     y = torch.arange(300) % 3
     x = 2 * torch.eye(3)[y] + 0.5 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    source, target = y != without, y == 0
+    first = torch.arange(300) < 200
+    source, target = first & (y != without), ~first & (y == 0)
     result = soseleto.fit(nn.Linear(3, 3), (x[source], y[source]), (x[target], y[target]), epochs=1, probes="auto")
     assert any("too few of the source's classes" in message for message in result.messages)
     with pytest.raises(UsageError, match="the target has too few of the source's classes"):

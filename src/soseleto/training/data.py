@@ -27,6 +27,7 @@ from soseleto.data import (
 from soseleto.data.batches import Batch
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import Prepare, match_input_range
+from soseleto.data.groups import kept_together
 from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
 from soseleto.defaults import Settings
@@ -125,7 +126,9 @@ class Data:
         if options.share == 0:
             return self
         before = self.labels_before if options.labels_before is None else options.labels_before
-        planted = probes.plant(self.source, self.target, options.share, seed=seed, labels_before=before)
+        groups = groups_of(*kept_together(self.source, self.target))
+        alone = None if groups is None else torch.from_numpy(_alone(*groups))
+        planted = probes.plant(self.source, self.target, options.share, seed=seed, labels_before=before, among=alone)
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
     def require_shareable(self, sharing: Sharing, probes: Probes, mode: str) -> None:
@@ -158,6 +161,12 @@ class Data:
             source=on_device(self.source, device),
             target=on_device(self.target, device),
         )
+
+
+def _alone(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(m,) whether no other example is of a target example's group."""
+    _, at, counts = np.unique(np.concatenate([source, target]), return_inverse=True, return_counts=True)
+    return np.asarray(counts[at[len(source) :]] == 1)
 
 
 def found_before(labels: Tensor | None, target: ExampleSet) -> Tensor | None:
