@@ -131,6 +131,21 @@ def test_labels_of_a_class_without_target_examples_are_unknown(digits):
     assert not (suspects.is_suspect & torch.from_numpy(labels == 7)).any()
 
 
+def test_the_commands_on_labels_that_are_numbers(tmp_path):
+    x, y = make_friedman1(300, random_state=0)
+    for name, at in (("s.csv", slice(60, None)), ("t.csv", slice(60))):
+        rows = np.column_stack([x[at], y[at]])
+        np.savetxt(tmp_path / name, rows, "%.6f", ",", header=",".join([*"abcdefghij", "price"]), comments="")
+    words = ["--source", f"{tmp_path}/s.csv", "--target", f"{tmp_path}/t.csv", "--out", f"{tmp_path}/run"]
+    refused = CliRunner().invoke(app, ["fit", *words, "--label-column", "price"])
+    assert "the labels are numbers: type soseleto scan" in str(refused.exception)
+    done = CliRunner().invoke(app, ["scan", *words, "--label-column", "price", "--learner", "boosting"])
+    assert done.exit_code == 0, done.output
+    said = CliRunner().invoke(app, ["predict", f"{tmp_path}/run", f"{tmp_path}/t.csv"])
+    predicted = [float(row["label"]) for row in csv.DictReader(said.stdout.splitlines())]
+    assert np.corrcoef(predicted, y[:60])[0, 1] > 0.9
+
+
 @pytest.mark.parametrize("learner", [None, HistGradientBoostingRegressor(random_state=0)])
 def test_numbers_are_judged_by_their_residuals(learner, tmp_path):
     x, y = make_friedman1(2000, noise=1.0, random_state=0)

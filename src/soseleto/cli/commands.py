@@ -546,21 +546,24 @@ def _predicted(
     if format not in ("csv", "json"):
         raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
     loaded = load(run, model, device=device)
-    if loaded.shape is None or loaded.task != "classification":
-        raise UsageError(f"{run} is not a classifier that `soseleto fit` trained: use soseleto.load in Python.")
+    if loaded.shape is None:
+        raise UsageError(f"{run} was not written by the command line: use soseleto.load in Python.")
     lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
     path_column = loaded.run.source().get("path_column") if lists_images else None
     reading = Reading(encoding=encoding, path_column=path_column)
     preparation = loaded.preparation
     inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=preparation, strict=strict)
-    probability, best = loaded.predict_proba(inputs.values).max(1)
-    columns = {
-        "path": np.array(inputs.names, dtype=object),
-        "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
-        "probability": probability.double().numpy().round(4).astype(object),
-    }
-    for name in ("label", "probability"):
-        columns[name][~inputs.usable.numpy()] = None
+    if loaded.task == "classification":
+        probability, best = loaded.predict_proba(inputs.values).max(1)
+        columns = {
+            "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
+            "probability": probability.double().numpy().round(4).astype(object),
+        }
+    else:
+        columns = {"label": loaded.predict(inputs.values).flatten().double().numpy().astype(object)}
+    for column in columns.values():
+        column[~inputs.usable.numpy()] = None
+    columns = {"path": np.array(inputs.names, dtype=object), **columns}
     return written(columns, format, raw=raw)
 
 
