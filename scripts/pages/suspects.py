@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from pages.common import ROOT, benchmark, load, spread, table
+from soseleto.errors import counted
 
 
 def coverage() -> str:
@@ -24,14 +25,14 @@ def coverage() -> str:
         lines.append([*cells, str(row["no suspects"])])
     columns = ["basis", "mistakes", "draws", "wrong share held (width)", "unknown", "precision held (width)", "unknown"]
     shown = table([*columns, "no suspects"], lines)
-    if len(half := module.at_half_recall(rows)) < 2:
-        return shown
     own = module.reported(rows)
     kinds, seeds = dict.fromkeys(row["data"] for row in own), {row["seed"] for row in own}
+    text = f"{shown}\n\nData: {', '.join(kinds)}; {counted(len(seeds), 'seed')}."
+    if len(half := module.at_half_recall(rows)) < 2:
+        return text
     return (
-        f"{shown}\n\nData: {', '.join(kinds)}; {len(seeds)} seeds. With 30 % of the digits taken for the next class, "
-        "without earlier labels, the list of the most probable ones that has half of the wrong labels has a precision "
-        f"of {spread(half, 2)} ({len(half)} seeds)."
+        f"{text} With 30 % of the digits taken for the next class, without earlier labels, the list of the most "
+        f"probable ones that has half of the wrong labels has a precision of {spread(half, 2)} ({len(half)} seeds)."
     )
 
 
