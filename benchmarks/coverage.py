@@ -327,14 +327,6 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def share_held(rows: Sequence[dict[str, Any]], noise: str, rate: float, basis: str = WITHOUT) -> float:
-    """In percent of the draws."""
-    found = _counts(
-        [row for row in reported(rows) if (row["noise"], row["rate"], row["basis"]) == (noise, rate, basis)]
-    )
-    return float(found["share held %"] or 0.0)
-
-
 def at_half_recall(rows: Sequence[dict[str, Any]]) -> list[float]:
     """Of pairs at 30 % on digits, without earlier labels: the precision of the most probable half of wrong labels."""
     wanted = ("digits", *CONFUSED, WITHOUT)
