@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import soseleto
 from soseleto import Soseleto, squared_error
-from soseleto.cli.commands import app
 from soseleto.defaults import LAST_LAYER, SIZED, DefaultMethod, Settings, resolve
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
@@ -26,6 +24,7 @@ from soseleto.schedules import cosine, linear, warmup_cosine
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.training import fit as fit_module
 from tiny_pictures import Stop
+from typing_in import run
 
 FEW = chain(LAST_LAYER, *SIZED, beyond_noise(2.0))
 CONVOLUTIONS = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
@@ -308,8 +307,7 @@ def test_the_command_line_gets_the_same_settings(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=y.numpy())
     sets = ["--source", f"{tmp_path}/source.npz", "--target", f"{tmp_path}/target.npz", "--out", f"{tmp_path}/run"]
     options = ["--epochs", "2", "--model", "linear", "--no-baselines", "--folds", "0", "--probes", "0"]
-    outcome = CliRunner().invoke(app, ["fit", *sets, *options])
-    assert outcome.exit_code == 0, outcome.output
+    run("fit", *sets, *options)
     by_command = RunFolder.open(tmp_path / "run").config()
     by_fit = soseleto.fit(nn.Linear(3, 2), SOURCE, TARGET, epochs=2, out=tmp_path / "other").config
     same = ("method", "settings", "epochs", "batch_size", "target_batch_size", "optimizer", "lr", "schedule")

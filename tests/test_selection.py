@@ -107,12 +107,20 @@ def by_step(mode: str, optimizer: str, method: Soseleto) -> tuple[nn.Module, Ten
     return model, state.weights.values, state.weights.scores
 
 
-def by_loop(mode: str, optimizer: str, method: Soseleto, **more: Any) -> tuple[nn.Module, Selection]:
+def by_loop(mode: str, optimizer: str, method: Soseleto, resumed: int | None = None) -> tuple[nn.Module, Selection]:
+    """resumed: the step at which the selection is made anew from its state dict"""
     model = net(mode)
     chosen = OPTIMIZERS[optimizer](model.parameters())
     schedule = linear(chosen, STEPS)
-    selection = Selection(model, n_source=N, method=method, optimizer=chosen, **losses_of(mode), **more)
-    for index, source, target in batches():
+    given: dict[str, Any] = {"n_source": N, "method": method, "optimizer": chosen, **losses_of(mode)}
+    selection = Selection(model, **given)
+    for step, (index, source, target) in enumerate(batches()):
+        if step == resumed:
+            file = io.BytesIO()
+            torch.save(selection.state_dict(), file)
+            file.seek(0)
+            selection = Selection(model, **given)
+            selection.load_state_dict(torch.load(file, weights_only=True))
         selection.backward(source, target, index=index)
         chosen.step()
         schedule.step()
@@ -190,8 +198,6 @@ def test_backward_adds_what_an_ordinary_backward_would() -> None:
     F.cross_entropy(plain(x), y).backward()
     for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-    nn.utils.clip_grad_norm_(ours.parameters(), 0.1)  # the loop clips where it likes
-    assert float(torch.cat([p.grad.flatten() for p in ours.parameters()]).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_joined_batches_share_a_pass_and_change_nothing() -> None:
@@ -302,25 +308,9 @@ def test_a_state_dict_is_of_one_moment() -> None:
 
 
 def test_a_loop_resumes_from_its_state_dict() -> None:
-    whole = by_loop("noisy", "sgd", Soseleto())[1]
-    model = net()
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    schedule = linear(optimizer, STEPS)
-    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-    for step, (index, source, target) in enumerate(batches()):
-        if step == 5:
-            file = io.BytesIO()
-            torch.save(selection.state_dict(), file)
-            file.seek(0)
-            selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-            selection.load_state_dict(torch.load(file, weights_only=True))
-        selection.backward(source, target, index=index)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    assert torch.equal(selection.weights, whole.weights)
-    assert torch.equal(selection.scores, whole.scores)
-    assert torch.equal(selection.visits, whole.visits)
+    whole, found = (by_loop("noisy", "sgd", Soseleto(), resumed)[1] for resumed in (None, 5))
+    for name in ("weights", "scores", "visits"):
+        assert torch.equal(getattr(found, name), getattr(whole, name))
 
 
 def test_another_optimizer_is_followed_with_the_same_weights() -> None:

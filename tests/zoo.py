@@ -183,6 +183,16 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 6, dtype=torch.complex128))
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x.to(torch.complex128) @ self.weight).abs())
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -279,6 +289,7 @@ PROBLEMS = [
     Problem("derived_gates", derived.Gates, vectors(), declines={"layerwise": "no rule"}),
     Problem("derived_shared", derived.Shared, vectors()),
     Problem("derived_queries_dropout", derived.Queries, tokens()),
+    Problem("complex", ComplexLayer, vectors(), declines={"layerwise": "it is complex"}),
     Problem("mixing", mixing, vectors(), declines={"layerwise": "not exact"}),
     Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),
     Problem("checkpointed_reentrant", lambda: Checkpointed(reentrant=True), vectors(), declines=dict.fromkeys(("loop", "double_backward", "layerwise", "forward"), "use_reentrant=False")),

@@ -18,7 +18,7 @@ from soseleto.engines.autograd import loop
 from soseleto.engines.interface import Step
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
-from zoo import BY_NAME, CLASSES, Lambda, cross_entropy, direction_for
+from zoo import BY_NAME, CLASSES, cross_entropy, direction_for
 
 
 def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
@@ -105,15 +105,6 @@ def test_other_trainable_parameters_are_tried_again(trials: list[str]) -> None:
     model.memory.requires_grad_(False)  # which only forward could treat
     require_exact(model, batch)
     assert trials[2:] == ["layerwise"]
-
-
-def test_another_module_is_tried_again() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
-    batch = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
-    require_exact(model, batch)
-    model[1] = Lambda(lambda x: x - x.mean(0))
-    require_exact(model, batch)
 
 
 def mixed(model: nn.Module, batch: Any) -> Tensor:

@@ -12,20 +12,15 @@ from torch import Tensor, nn
 
 from rows import BY_NAME, PROBLEMS, WORDS
 from soseleto.data.batches import Batch
-from soseleto.engines import FASTEST_FIRST, make_engine, trainable
+from soseleto.engines import FASTEST_FIRST, make_engine
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.interface import Passes, PerExampleLoss, SourcePass, SourceStep, Step
 from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.proof import Schedule
-from zoo import CLASSES, B, Problem
+from zoo import CLASSES, B, Problem, direction_for
 
 LAYERWISE = [p for p in PROBLEMS if not p.declines]
 LATE = ("gru_cell", "flattened_tokens", "frames", "packed_scatter_reduce", "embedding_bag")
-
-
-def direction_for(model: nn.Module) -> dict[str, Tensor]:
-    seeded = torch.Generator().manual_seed(1)
-    return {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for n, p in trainable(model).items()}
 
 
 def require_exact(engine: Any, model: nn.Module, loss: PerExampleLoss, batch: Any) -> None:

@@ -269,6 +269,7 @@ def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.Monkey
         (FixMatch(), {"inputs": Inputs(augment=Augment(flip=True))}, "FixMatch needs two views of every image"),
         (DivideMix(), {"inputs": Inputs(augment=Views())}, r"takes two views of every image, got 3"),
         (FixMatch(), {"loss": partial(soseleto.cross_entropy)}, "the method 'fixmatch' is for class labels"),
+        (Strong(), {"loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:

@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import soseleto
 import two_views
 from experiments.methods.strong_pair import StrongPair
-from soseleto.data import Augment, Views
 from soseleto.data.batches import ExampleRandom
 from soseleto.data.views import UnlabelledViews
 from soseleto.errors import TrainingError, UsageError
@@ -25,7 +23,7 @@ from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
 from soseleto.schedules import linear
 from soseleto.training.fit import fit
-from soseleto.training.options import Checkpoints, Inputs
+from soseleto.training.options import Checkpoints
 from tiny_pictures import Stop, pictures, small_net, stopping, trained
 from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, net
 
@@ -241,19 +239,6 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
 
 
 # The recipe
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"method": Strong(), "inputs": Inputs(augment=Augment(flip=True))}, "the method Strong needs two views"),
-        ({"inputs": Inputs(augment=Views())}, "the method 'soseleto' takes one view"),
-        ({"method": Strong(), "loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        trained(small_net(), **options)
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,11 @@ class Kept:
         self.closed += 1
 
 
-def test_every_epoch_reaches_the_loggers() -> None:
-    kept = Kept()
-    train(None, epochs=2, progress=kept)
+def test_every_epoch_reaches_the_loggers_and_every_event_the_functions_beside_them() -> None:
+    kept, events = Kept(), list[str]()
+    train(None, epochs=2, progress=[lambda event, record: events.append(event), kept, lambda *_: events.append("too")])
+    assert events.count("start") == 1
+    assert events.count("too") == len(events) / 2
     assert [step for step, _ in kept.seen] == [8, 16]
     assert {"source_loss", "target_loss", "mean_weight"} <= kept.seen[0][1].keys()
     assert all(type(number) is float for _, numbers in kept.seen for number in numbers.values())

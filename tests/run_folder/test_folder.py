@@ -32,11 +32,6 @@ def test_create_refuses_other_files_and_leaves_them(tmp_path: Path) -> None:
             RunFolder.create(path)
 
 
-def test_a_run_is_never_written_over(run: RunFolder) -> None:
-    with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
-        RunFolder.create(run.path)
-
-
 def test_open_names_what_is_wrong(run: RunFolder, tmp_path: Path) -> None:
     assert RunFolder.open(run.path).config()["seed"] == 3
     with pytest.raises(UsageError, match=r"there is no run folder .*firts \(did you mean '.*first'\?\)"):
