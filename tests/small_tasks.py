@@ -56,6 +56,11 @@ def transfer_task(target_head: nn.Module | None = None, **changes: Any) -> Task:
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh())
         model = TrunkAndHeads(trunk, nn.Linear(6, CLASSES), target_head or nn.Linear(6, CLASSES)).double()
+    return heads_task(model, **changes)
+
+
+def heads_task(model: nn.Module, **changes: Any) -> Task:
+    """The task of a trunk with two heads."""
     names = trainable(model)
     parts = {part: frozenset(n for n in names if n.startswith(f"{part}.")) for part in ("trunk", "target_head")}
     fields: dict[str, Any] = {"losses": TransferLosses(), "shared": parts["trunk"], "target_head": parts["target_head"]}

@@ -43,20 +43,11 @@ def pretrained(library: str = "transformers", *, images: bool = False) -> nn.Mod
     return nn.Sequential(from_library(library, images=images)(3, 4), nn.Linear(4, 2))
 
 
-class Stacked(nn.Module):
+def stacked(blocks: int) -> nn.Module:
     """As pretrained networks are: what reads the input, a list of blocks, and a classifier."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        part = from_library("transformers")
-        self.first, self.blocks = nn.Linear(3, 4), nn.ModuleList(part(4, 4) for _ in range(blocks))
-        self.classifier = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + torch.relu(block(x))
-        return self.classifier(x)  # type: ignore[no-any-return]
+    part = from_library("transformers")
+    many = nn.ModuleList(part(4, 4) for _ in range(blocks))
+    return nn.ModuleDict({"first": nn.Linear(3, 4), "blocks": many, "classifier": nn.Linear(4, 2)})
 
 
 def chosen(model: nn.Module, **known: Any) -> Soseleto:
@@ -142,10 +133,10 @@ def test_the_table_of_methods(
 
 def test_weights_of_a_pretrained_network_move_by_its_last_blocks() -> None:
     layers = ("blocks.1.", "blocks.2.", "classifier.weight", "classifier.bias")
-    assert chosen(Stacked(3), wrong_share=0.4).direction == running_mean(layers=layers)
-    assert chosen(Stacked(2), wrong_share=0.4).direction == running_mean()  # these are all
+    assert chosen(stacked(3), wrong_share=0.4).direction == running_mean(layers=layers)
+    assert chosen(stacked(2), wrong_share=0.4).direction == running_mean()  # these are all
     for change in (DefaultMethod(all_layers=True), DefaultMethod(engine="layerwise")):
-        assert chosen(Stacked(3), wrong_share=0.4, method=change).direction == running_mean()
+        assert chosen(stacked(3), wrong_share=0.4, method=change).direction == running_mean()
 
 
 @pytest.mark.parametrize("wrong_share", [0.0, 0.4])
@@ -254,12 +245,9 @@ def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Module()
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet: Any = dict.fromkeys(
+        ("logger", *(f"enable_{one}" for one in ("checkpointing", "progress_bar", "model_summary"))), False
+    )
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
     data = [torch.utils.data.TensorDataset(*side) for side in (SOURCE, TARGET)]
     trainer.fit(module, selection_loaders(*data, batch_size=50))

@@ -33,6 +33,12 @@ def descend(model: nn.Module, loss: Tensor) -> None:
             parameter -= 0.1 * parameter.grad
 
 
+def follow(mean: nn.Module, model: nn.Module, decay: float) -> None:
+    """A teacher's running mean of parameters and buffers."""
+    for old, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
+        old.copy_(decay * old + (1 - decay) * new if new.is_floating_point() else new)
+
+
 def close(mine: nn.Module, expected: nn.Module) -> None:
     for a, b in zip(mine.state_dict().values(), expected.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)

@@ -14,6 +14,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import derived
+import soseleto
+from soseleto.engines import make_engine
 
 B = 5  # examples in a batch
 CLASSES = 3
@@ -54,6 +56,15 @@ def direction_for(model: nn.Module) -> dict[str, Tensor]:
     seeded = torch.Generator().manual_seed(1)
     trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     return {name: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for name, p in trainable}
+
+
+def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy, engine: Any = soseleto.alignment) -> None:
+    """``auto``, or an engine that was made, against ``loop``."""
+    direction = direction_for(model)
+    right_losses, right = make_engine("loop")(model, loss, batch, direction)
+    losses, found = engine(model, loss, batch, direction)
+    torch.testing.assert_close(losses, right_losses, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-10)
 
 
 def vectors(width: int = 7) -> Callable[[], Tensor]:

@@ -68,10 +68,6 @@ def pickled(desk: Path) -> None:
     np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
 
 
-def nothing(desk: Path) -> None:
-    pass
-
-
 # What is spoiled, the source and the target that are given then, and what the sentence says.
 BAD: dict[str, tuple[Spoil, str, str, str]] = {
     "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "source", "target", "torn.png"),
@@ -80,7 +76,7 @@ BAD: dict[str, tuple[Spoil, str, str, str]] = {
     "infinite": (add("1,inf,3,4,cat"), "source.csv", "target.csv", "--skip-bad"),
     "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "source.csv", "target.csv", "the row in line 10 of"),
     "missing file": (rows_of_paths("gone.png"), "source.csv", "target", "none of the sampled source images can be"),
-    "nothing there": (nothing, "nowhere", "target", "is not there"),
+    "nothing there": (lambda desk: None, "nowhere", "target", "is not there"),
     "no known kind": (put("notes.txt", b"hello"), "notes.txt", "target", "has an unknown ending"),
     "torn npz": (put("torn.npz", b"PK"), "torn.npz", "target", "torn.npz cannot be read"),
     "pickled npz": (pickled, "pickled.npz", "target", "save numbers or fixed-length text by np.savez, not objects"),

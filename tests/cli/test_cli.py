@@ -169,11 +169,13 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
 
 
 def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Type, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    file = tmp_path / "config.json"
+    file.write_text("{}")  # too common a name to mark a run
     words = ["fit", "--source", tmp_path / "none.csv", "--target", tmp_path / "none.csv", "--out"]
-    for out in ("file", "file/run"):
-        assert "file is a file, but a run needs a folder" in one_sentence(soseleto(*words, tmp_path / out))
+    for out in (file, file / "run"):
+        assert "config.json is a file, but a run needs a folder" in one_sentence(soseleto(*words, out))
     assert "holds files that are not a soseleto run" in one_sentence(soseleto(*words, tmp_path))
+    assert file.read_text() == "{}"
 
 
 @pytest.mark.parametrize("words", [["predict", "RUN", "x.csv"], ["export", "RUN", "--onnx", "m.onnx"]])

@@ -91,7 +91,7 @@ def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Pat
     assert full["weight_source"].tolist() == pytest.approx(table["weight"][full["id"].astype(int)].tolist(), abs=1e-4)
     rows_read = full["id"].astype(int)
     assert full["size"].isna().tolist() == table["size"].isna()[rows_read].tolist()
-    assert Queue(RunFolder(desk / "run")).to_json()["features"] == names[-5:]
+    assert Queue(RunFolder(desk / "run")).to_json()["features"] == [*names[-5:-1], "weight"]
     page = (desk / "run" / "report.html").read_text()
     assert f">{listed[-1]['note']}</td>" in page
 

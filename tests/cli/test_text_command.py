@@ -19,9 +19,7 @@ from tiny_text_model import make_folder, write_reviews
 from typing_in import run as command
 from typing_in import typed
 
-SHORT = tuple(
-    ["--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0", "--lr", "0.1", "--suspect-precision", "0.2"]
-)
+SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
 
 
 def refusal(*words: object) -> str:

@@ -18,15 +18,7 @@ from soseleto.engines.autograd import loop
 from soseleto.engines.interface import Step
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
-from zoo import BY_NAME, CLASSES, cross_entropy, direction_for
-
-
-def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
-    """``auto`` against ``loop``."""
-    direction = direction_for(model)
-    _, right = make_engine("loop")(model, loss, batch, direction)
-    _, found = soseleto.alignment(model, loss, batch, direction)
-    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
+from zoo import BY_NAME, CLASSES, cross_entropy, direction_for, require_exact
 
 
 @pytest.fixture

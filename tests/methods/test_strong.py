@@ -25,7 +25,7 @@ from soseleto.schedules import linear
 from soseleto.training.fit import fit
 from soseleto.training.options import Checkpoints
 from tiny_pictures import Stop, pictures, small_net, stopping, trained
-from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, net
+from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, descend, follow, net
 
 task = partial(two_views.task, make_schedule=linear)
 
@@ -212,14 +212,8 @@ def test_a_step_against_a_loop(method: Strong) -> None:
         p = slow(inputs).softmax(1)
         losses = [-sum(classes[i, c] * p[i, c].log() for c in range(C)) for i in range(B + T)]
         a = T / (B + T) if method.target_share is None else method.target_share
-        slow.zero_grad()
-        ((1 - a) * sum(losses[:B]) / B + a * sum(losses[B:]) / T).backward()
-        with torch.no_grad():
-            for parameter in slow.parameters():
-                parameter -= 0.1 * parameter.grad
-            decay = min(method.teacher, (1 + step) / (10 + step))
-            for mean, value in zip(teacher.state_dict().values(), slow.state_dict().values(), strict=True):
-                mean.copy_(decay * mean + (1 - decay) * value if value.is_floating_point() else value)
+        descend(slow, (1 - a) * sum(losses[:B]) / B + a * sum(losses[B:]) / T)
+        follow(teacher, slow, min(method.teacher, (1 + step) / (10 + step)))
         weights.append(r.gather(1, source.labels[:, None]).squeeze(1).float())
         assert torch.allclose(state.weights.values, weights[-1])
         counts = [math.comb(t + 7, 8) for t in range(1, step + 2)]  # t(t + 1)···(t + 7), but for a factor

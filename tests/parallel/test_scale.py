@@ -43,12 +43,6 @@ def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], wor
         train(None, epochs=1, **changes)
 
 
-def bad_source(*places: int) -> tuple[Tensor, Tensor]:
-    inputs, labels = points(58, 0)
-    inputs[list(places)] = torch.nan
-    return inputs, labels
-
-
 # Memory
 
 
@@ -112,9 +106,10 @@ def test_every_epoch_reaches_the_loggers_and_every_event_the_functions_beside_th
 
 
 def test_a_failed_training_closes_its_loggers() -> None:
-    kept = Kept()
+    kept, (inputs, labels) = Kept(), points(58, 0)
+    inputs[5] = torch.nan
     with pytest.raises(TrainingError):
-        train(None, source=bad_source(5), progress=kept)
+        train(None, source=(inputs, labels), progress=kept)
     assert kept.closed == 1
 
 

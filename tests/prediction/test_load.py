@@ -138,15 +138,8 @@ def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int
 def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
     seconds = np.arange(60.0) % 20
     x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
-    soseleto.fit(
-        nn.Linear(2, 2),
-        (x, y),
-        (x[:20], y[:20]),
-        epochs=1,
-        inputs=soseleto.Inputs(standardize=True),
-        device="cpu",
-        out=tmp_path / "run",
-    )
+    given: Any = {"inputs": soseleto.Inputs(standardize=True), "device": "cpu", "out": tmp_path / "run"}
+    soseleto.fit(nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, **given)
     loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
     file = export_onnx(loaded, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])

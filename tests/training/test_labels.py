@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from soseleto.data import Examples, LazyDataset
 from soseleto.data.feeding import make_prepare
 from soseleto.training.data import Data, wrong_share
+from zoo import Lambda
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
@@ -29,17 +31,10 @@ def test_the_share_counts_no_label_of_a_class_without_target_examples(share: flo
     assert found <= share + 0.01
 
 
-class Sequences(Dataset[tuple[int, int]]):
+def sequences(n: int) -> Any:
     """Positive numbers, each repeated, in sequences of 3; from the 1000th example on of 9."""
-
-    def __init__(self, n: int) -> None:
-        self.numbers = torch.randint(1, 50, (n,), generator=torch.Generator().manual_seed(n)).tolist()
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, at: int) -> tuple[list[int], int]:  # type: ignore[override]
-        return [self.numbers[at]] * (3 if at < 1000 else 9), int(self.numbers[at] > 25)
+    numbers = torch.randint(1, 50, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    return [([number] * (3 if at < 1000 else 9), int(number > 25)) for at, number in enumerate(numbers)]
 
 
 def padded(items: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
@@ -47,21 +42,9 @@ def padded(items: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([label for _, label in items])
 
 
-class PerToken(nn.Module):
-    """The mean of a linear layer's outputs at every position."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.linear = nn.Embedding(50, 8), nn.Linear(8, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        outputs: Tensor = self.linear(self.embedding(ids)).mean(1)
-        return outputs
-
-
 def test_batches_padded_to_different_lengths_have_features_of_one_width() -> None:
-    source, target = (LazyDataset(Sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
-    model = PerToken()
+    source, target = (LazyDataset(sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2), Lambda(lambda outputs: outputs.mean(1)))
     found = wrong_share(model, make_prepare(source, model, standardize=None), Data(source, target), seed=0)
     assert found is not None
     assert 0 <= found < 1
