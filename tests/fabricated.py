@@ -152,3 +152,14 @@ class Hostile:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.marker),)
+
+
+def saved(frame: Any, path: Path) -> Path:
+    """A frame of pandas in the format of the path's ending."""
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path, index=False)
+    else:
+        frame.to_json(path, orient="records", lines=True, date_format="iso", double_precision=15)
+    return path

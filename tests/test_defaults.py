@@ -245,9 +245,8 @@ def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Module()
-    quiet: Any = dict.fromkeys(
-        ("logger", *(f"enable_{one}" for one in ("checkpointing", "progress_bar", "model_summary"))), False
-    )
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: Any = dict.fromkeys(off, False)
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
     data = [torch.utils.data.TensorDataset(*side) for side in (SOURCE, TARGET)]
     trainer.fit(module, selection_loaders(*data, batch_size=50))

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from fabricated import saved
 from soseleto.data import ProblemsError, Reading, TablePreparation, as_examples, read_pair
 from soseleto.data.cells import MISSING
 from soseleto.data.columns import FIRST, GONE, OTHER
@@ -65,7 +66,7 @@ def test_kinds_are_inferred_alike_from_files_and_frames(source, tmp_path):
         "answer": "left out",
     }
     target = pd.DataFrame(people(20, 1))
-    from_file = read_pair(source, _saved(target, tmp_path / "t.csv"), mode="noisy")
+    from_file = read_pair(source, saved(target, tmp_path / "t.csv"), mode="noisy")
     frame = pd.DataFrame(people()).astype({"town": "category"})
     from_frame = read_pair(frame, target, mode="noisy")
     assert kinds(from_file.preparation) == kinds(from_frame.preparation) == expected
@@ -78,19 +79,13 @@ def test_kinds_are_inferred_alike_from_files_and_frames(source, tmp_path):
     assert "age          number          6  " in plan
 
 
-def _saved(frame: pd.DataFrame, path: Path) -> Path:
-    frame.to_csv(path, index=False)
-    return path
-
-
 def test_given_kinds_are_taken_and_unknown_columns_are_named(source):
     reading = Reading(
         numeric_columns=["PassengerId"], categorical_columns=["name"], text_columns=["town"], drop_columns=["note"]
     )
     made = read_pair(source, pd.DataFrame(people(20, 1)), mode="noisy", reading=reading).preparation
-    assert (
-        kinds(made).items() >= {"PassengerId": "number", "name": "category", "town": "text", "note": "left out"}.items()
-    )
+    wanted = {"PassengerId": "number", "name": "category", "town": "text", "note": "left out"}
+    assert kinds(made).items() >= wanted.items()
     with pytest.raises(UsageError, match=r"no feature column agee, twon \(did you mean 'age'\?\)"):
         as_examples(source, name="source", reading=Reading(numeric_columns=["agee"], drop_columns=["twon"]))
     with pytest.raises(UsageError, match="'age' is given two kinds"):
@@ -149,7 +144,7 @@ def test_json_and_back_is_the_same_preparation(source):
 
 def test_nothing_of_target_or_test_reaches_the_preparation(source, tmp_path):
     strange = pd.DataFrame(people(30, 1, town=["Rome"] * 30, age=[1e6] * 30))
-    other = _saved(strange, tmp_path / "other.csv")
+    other = saved(strange, tmp_path / "other.csv")
     alone = read_pair(source, pd.DataFrame(people(20, 2)), mode="noisy")
     beside = read_pair(source, other, mode="noisy")
     tested = read_pair(source, pd.DataFrame(people(20, 2)), other, mode="noisy")

@@ -109,7 +109,6 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"probes": 1.5}, "between 0 and 1, or 'auto', got 1.5"),
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
         ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
