@@ -254,13 +254,8 @@ def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
     return settings
 
 
-CALLERS: list[Callable[[nn.Module, Path], Settings | None]] = [
-    of_fit,
-    of_estimator,
-    of_selection,
-    of_trainer,
-    of_lightning,
-]
+Caller = Callable[[nn.Module, Path], Settings | None]
+CALLERS: list[Caller] = [of_fit, of_estimator, of_selection, of_trainer, of_lightning]
 
 
 class Scaled(nn.Module):
@@ -277,9 +272,7 @@ class Scaled(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.__name__)
 @pytest.mark.parametrize("model", [lambda: nn.Linear(3, 2), Scaled], ids=["linear", "scaled"])
-def test_every_caller_gets_the_same_method(
-    caller: Callable[[nn.Module, Path], Settings | None], model: Callable[[], nn.Module], tmp_path: Path
-) -> None:
+def test_every_caller_gets_the_same_method(caller: Caller, model: Callable[[], nn.Module], tmp_path: Path) -> None:
     known = {"classes": True, "ends_in_linear": model is not Scaled, "n_source": 300, "epochs": 2}
     settings = caller(model(), tmp_path)
     assert settings is not None

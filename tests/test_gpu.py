@@ -290,18 +290,10 @@ def examples(n: int, seed: int) -> Examples:
 def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> None:
     source, target = examples(1000, 0), examples(400, 1)
     target = Examples(target.inputs, target.truth)  # type: ignore[arg-type]
-    result = soseleto.fit(
-        quick(2),
-        source,
-        target,
-        epochs=6,
-        batch_size=256,
-        lr=0.01,
-        method=soseleto.Soseleto(),
-        device="cuda",
-        compute=soseleto.Compute(dtype=precision),
-        inputs=Inputs(augment=(Augment(crop=2, flip=True), None)),
-    )
+    given: dict[str, Any] = {"epochs": 6, "batch_size": 256, "lr": 0.01, "method": Soseleto(), "device": "cuda"}
+    given["compute"] = soseleto.Compute(dtype=precision)
+    given["inputs"] = Inputs(augment=(Augment(crop=2, flip=True), None))
+    result = soseleto.fit(quick(2), source, target, **given)
     wrong = torch.arange(1000) < 250
     assert result.engine == "layerwise"
     assert not any("CUDA graph" in message for message in result.messages)
