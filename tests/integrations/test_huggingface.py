@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from torch.utils.data import BatchSampler, SequentialSampler
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from ranks import together  # noqa: E402
 from soseleto import Selection, Soseleto  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.batches import Numbered  # noqa: E402
@@ -28,7 +28,6 @@ from soseleto.integrations.huggingface import (  # noqa: E402
     _without_repetitions,
     default_loss,
 )
-from soseleto.parallel.reducer import Single  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -291,23 +290,46 @@ def test_ranks_have_every_example_once(n: int, split: bool) -> None:
         assert batch["labels"].tolist()[: len(batch[INDEX])] == [items[i][1]["label"] for i in batch[INDEX].tolist()]
 
 
-def on_ranks(reducer: Any, folder: str, size: int) -> Any:
-    """As torchrun starts them, or alone."""
-    if reducer.ranks > 1:
-        os.environ |= {"LOCAL_RANK": str(reducer.rank), "LOCAL_WORLD_SIZE": str(reducer.ranks)}
-    args = {"per_device_train_batch_size": size, "max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
-    one = trainer(Path(folder), args=args, train_dataset=texts(38, 0), target_batch_size=size // 2)
-    one.train()
-    return one.weights.numpy(), one.selection.visits.numpy()
+# The second rank is forked from the first after the imports, which take most of the time; else as torchrun starts them.
+RANKS = """
+import os, sys, torch, torch._dynamo
+sys.path.insert(0, sys.argv[2])
+from test_huggingface import bert, collate, texts, SoseletoTrainer, transformers
+forked = os.fork()
+rank = "0" if forked else "1"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[4]}
+args = transformers.TrainingArguments(sys.argv[1], per_device_train_batch_size=int(sys.argv[3]), max_steps=3, seed=3,
+    optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
+t = SoseletoTrainer(bert(), args, train_dataset=texts(38, 0), target_dataset=texts(16, 1), data_collator=collate,
+    target_batch_size=int(sys.argv[3]) // 2)
+t.train()
+if args.process_index == 0:
+    torch.save({"weights": t.weights, "visits": t.selection.visits}, sys.argv[1] + "/found.pt")
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+"""
 
 
 @pytest.mark.long
 def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
-    alone, _ = on_ranks(Single(), str(tmp_path), 16)
-    for weights, visits in together(2, on_ranks, str(tmp_path), 8):
-        assert (visits == 1).all()  # two steps of two ranks with eight examples each, one of six and none
-        assert len(set(weights.tolist())) > 2
-        assert weights == pytest.approx(alone, rel=1e-4, abs=1e-4)
+    from ranks import free_port  # not known to the script, which imports this file
+
+    script = tmp_path / "train.py"
+    script.write_text(RANKS, "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(Path(__file__).parent), "8", str(free_port())],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(tmp_path / "found.pt")
+    assert (found["visits"] == 1).all()  # two steps of two ranks with eight examples each, one of six and none
+    assert found["weights"].unique().numel() > 2
+    args = {"per_device_train_batch_size": 16, "max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
+    alone = trainer(tmp_path, args=args, train_dataset=texts(38, 0), target_batch_size=8)
+    alone.train()
+    torch.testing.assert_close(found["weights"], alone.weights, rtol=1e-4, atol=1e-4)
 
 
 def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:
