@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -205,12 +203,9 @@ class InPlace(nn.Module):
         return h + h.topk(2).values.sum(1, keepdim=True) + (first + others[0]).unsqueeze(1).T.T
 
 
-def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    return nn.Sequential(norm(nn.Conv2d(3, 4, 3)), nn.Tanh(), nn.Flatten(), norm(nn.Linear(144, CLASSES)))
-
-
 def spectral_norm() -> nn.Module:
-    return normed(parametrizations.spectral_norm)
+    norm = parametrizations.spectral_norm
+    return nn.Sequential(norm(nn.Conv2d(3, 4, 3)), nn.Tanh(), nn.Flatten(), norm(nn.Linear(144, CLASSES)))
 
 
 class RmsNorm(nn.Module):

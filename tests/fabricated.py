@@ -1,8 +1,10 @@
-"""Fabricated run folders, as training would write them."""
+"""Fabricated run folders, as training would write them, and an object whose pickle runs code."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,3 +142,24 @@ def _write_image(path: Path, pixels: np.ndarray) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+class Hostile:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def saved(frame: Any, path: Path) -> Path:
+    """A frame of pandas in the format of the path's ending."""
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path, index=False)
+    else:
+        frame.to_json(path, orient="records", lines=True, date_format="iso", double_precision=15)
+    return path

@@ -1,7 +1,8 @@
-"""A small network, batches for it, and tasks of both modes, in float64."""
+"""A small network, batches for it, tasks of both modes, in float64, and an optimizer that acts at one of its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
 
 WIDTH, CLASSES, N = 4, 3, 12
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
 def batch(n: int, seed: int, offset: int = 0) -> Batch:
@@ -54,7 +56,29 @@ def transfer_task(target_head: nn.Module | None = None, **changes: Any) -> Task:
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh())
         model = TrunkAndHeads(trunk, nn.Linear(6, CLASSES), target_head or nn.Linear(6, CLASSES)).double()
+    return heads_task(model, **changes)
+
+
+def heads_task(model: nn.Module, **changes: Any) -> Task:
+    """The task of a trunk with two heads."""
     names = trainable(model)
     parts = {part: frozenset(n for n in names if n.startswith(f"{part}.")) for part in ("trunk", "target_head")}
     fields: dict[str, Any] = {"losses": TransferLosses(), "shared": parts["trunk"], "target_head": parts["target_head"]}
     return noisy_task(model, **{**fields, **changes})
+
+
+def ask_at(step: int, then: Callable[[], None], kind: Any = MOMENTUM) -> Any:
+    """An optimizer that calls ``then`` at the end of its given step."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        made, taken = kind(list(parameters)), [0]
+
+        def count(*_: object) -> None:
+            taken[0] += 1
+            if taken[0] == step:
+                then()
+
+        made.register_step_post_hook(count)
+        return made
+
+    return make

@@ -1,4 +1,4 @@
-"""Algorithm 1: against finite differences, against a plain NumPy transcription, and against ordinary training."""
+"""Algorithm 1: against finite differences, its parts by autograd, and against ordinary training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -93,67 +92,33 @@ class _Target(nn.Module):
         return self.losses.target(self.model, target).mean()
 
 
-def softmax_gradient(x: np.ndarray, y: np.ndarray, w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per-example gradients of the cross-entropy of a linear classifier, by hand: (n, classes, width), (n, classes)."""
-    z = x @ w.T + b
-    p = np.exp(z - z.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1.0
-    return p[:, :, None] * x[:, None, :], p
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("weights_first", [False, True])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_steps_equal_a_numpy_transcription(engine: str, weights_first: bool, normalize: bool) -> None:
-    model = nn.Linear(WIDTH, CLASSES).double()
-    method = Soseleto(
-        weight_step=0.3,
-        weights_first=weights_first,
-        engine=engine,
-        **{**PAPER, "source_loss": normalized() if normalize else mean()},
-    )
-    state = method.init(noisy_task(model))
-    w, b = model.weight.detach().numpy().copy(), model.bias.detach().numpy().copy()
-    alpha, lam = np.full(N, 0.5), 0.1
-    for m in range(3):
-        source, target = batch(5, m, offset=m), batch(4, 100 + m)
-        method.step(state, source, target)
-        index = source.index.numpy()
-        q_w, q_b = softmax_gradient(source.inputs.numpy(), source.labels.numpy(), w, b)  # the columns of Q
-        t_w, t_b = (g.mean(0) for g in softmax_gradient(target.inputs.numpy(), target.labels.numpy(), w, b))
-        aligned = (q_w * t_w).sum((1, 2)) + (q_b * t_b).sum(1)  # Qᵀ ∂L_t/∂θ
-        new = np.clip(alpha[index] + 0.3 * aligned, 0.0, 1.0)
-        used = new if weights_first else alpha[index]
-        c = used / used.sum() if normalize else used / len(used)
-        w, b = w - lam * np.einsum("n,nci->ci", c, q_w), b - lam * np.einsum("n,nc->c", c, q_b)
-        alpha[index] = new
-    np.testing.assert_allclose(model.weight.detach().numpy(), w, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(model.bias.detach().numpy(), b, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(state.weights.values.numpy(), alpha, rtol=1e-6)
-
-
+@pytest.mark.parametrize("source_loss", [mean(), normalized()], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.25])
 @pytest.mark.parametrize("weight_step", [0.1, None])
 @pytest.mark.parametrize("make", [noisy_task, transfer_task], ids=["noisy", "transfer"])
 def test_each_part_is_trained_by_its_own_loss_and_theta_by_a_share_of_the_targets(
-    make: Callable[[], Task], weight_step: float | None, share: float
+    make: Callable[[], Task], weight_step: float | None, share: float, source_loss: Any
 ) -> None:
     task, source, target = make(), batch(6, 1), batch(5, 2)
     start = {name: p.detach().clone() for name, p in task.model.named_parameters()}
     parameters = list(task.model.parameters())
-    means = [task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()]
-    found = [dict(zip(start, torch.autograd.grad(mean, parameters, allow_unused=True), strict=True)) for mean in means]
-    method = Soseleto(weight_step=weight_step, gradients=target_share(share) if share else chain(), **PAPER)
-    method.step(method.init(task), source, target)
+    gradients = target_share(share) if share else chain()
+    method = Soseleto(weight_step=weight_step, gradients=gradients, **{**PAPER, "source_loss": source_loss})
+    state = method.init(task)
+    state.weights.values.copy_(torch.linspace(0.1, 1.0, N))
+    w = state.weights.values[source.index].double()
+    w = w / (len(w) if source_loss == mean() else w.sum())
+    sums = [(w * task.losses.source(task.model, source)).sum(), task.losses.target(task.model, target).mean()]
+    found = [dict(zip(start, torch.autograd.grad(one, parameters, allow_unused=True), strict=True)) for one in sums]
+    method.step(state, source, target)
     for name, now in task.model.named_parameters():
         of_source, of_target = (each[name] for each in found)
         if name in task.target_head:
             step = of_target
         elif name in task.shared:
-            step = (1 - share) * 0.5 * of_source + share * of_target
+            step = (1 - share) * of_source + share * of_target
         else:
-            step = 0.5 * of_source
+            step = of_source
         assert torch.allclose(now, start[name] - 0.1 * step, rtol=1e-6), name
 
 
@@ -314,6 +279,7 @@ def test_bad_source_indices_stop_before_anything_moves(index: list[int], words: 
         (lambda: Soseleto(direction=mean()), r"direction=mean\(\) is not possible"),  # type: ignore[arg-type]
         (lambda: Soseleto(gradients=0.3), "gradients=0.3 is not possible"),  # type: ignore[arg-type]
         (lambda: chain(per_error(), target_share(0.5)), "belong to different arguments"),
+        (lambda: Soseleto(direction=running_mean(layers=("no.",))).init(transfer_task()), "match none of"),
     ],
 )
 def test_bad_settings(make: Callable[[], Any], words: str) -> None:
@@ -339,25 +305,6 @@ def test_pooling_finds_useless_classes_in_noise() -> None:
     visits = [(labels < 2).float() * 0.1 + torch.randn(len(labels), generator=seeded) for _ in range(5)]
     assert auroc(torch.stack(visits).mean(0), labels >= 2) < 0.65
     assert auroc(pooled(labels, visits), labels >= 2) > 0.99
-
-
-def test_alignments_over_some_parameters_only() -> None:
-    """The score after one step is the alignment over the named parameters, by autograd, in units of its own size."""
-    task = transfer_task()
-    source, target = batch(8, 0), batch(5, 1)
-    losses, target_loss = task.losses.source(task.model, source), task.losses.target(task.model, target).mean()
-    parameters = dict(task.model.named_parameters())
-    name = min(task.shared)
-    (direction,) = torch.autograd.grad(target_loss, parameters[name], retain_graph=True)
-    q = torch.stack(
-        [(torch.autograd.grad(one, parameters[name], retain_graph=True)[0] * direction).sum() for one in losses]
-    )
-    method = Soseleto(direction=last_batch(layers=(name,)), alignment=chain())
-    state = method.init(task)
-    method.step(state, source, target)
-    assert torch.allclose(state.weights.scores[:8].double(), q.double(), rtol=1e-5, atol=1e-7)
-    with pytest.raises(UsageError, match="match none of"):
-        Soseleto(direction=running_mean(layers=("nowhere.",))).init(task)
 
 
 def test_alignments_per_error_are_divided_by_one_minus_the_probability_of_the_label() -> None:

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import soseleto
 from soseleto import Soseleto, squared_error
-from soseleto.cli.commands import app
 from soseleto.defaults import LAST_LAYER, SIZED, DefaultMethod, Settings, resolve
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
@@ -26,6 +24,7 @@ from soseleto.schedules import cosine, linear, warmup_cosine
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.training import fit as fit_module
 from tiny_pictures import Stop
+from typing_in import run
 
 FEW = chain(LAST_LAYER, *SIZED, beyond_noise(2.0))
 CONVOLUTIONS = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
@@ -44,20 +43,11 @@ def pretrained(library: str = "transformers", *, images: bool = False) -> nn.Mod
     return nn.Sequential(from_library(library, images=images)(3, 4), nn.Linear(4, 2))
 
 
-class Stacked(nn.Module):
+def stacked(blocks: int) -> nn.Module:
     """As pretrained networks are: what reads the input, a list of blocks, and a classifier."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        part = from_library("transformers")
-        self.first, self.blocks = nn.Linear(3, 4), nn.ModuleList(part(4, 4) for _ in range(blocks))
-        self.classifier = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + torch.relu(block(x))
-        return self.classifier(x)  # type: ignore[no-any-return]
+    part = from_library("transformers")
+    many = nn.ModuleList(part(4, 4) for _ in range(blocks))
+    return nn.ModuleDict({"first": nn.Linear(3, 4), "blocks": many, "classifier": nn.Linear(4, 2)})
 
 
 def chosen(model: nn.Module, **known: Any) -> Soseleto:
@@ -143,10 +133,10 @@ def test_the_table_of_methods(
 
 def test_weights_of_a_pretrained_network_move_by_its_last_blocks() -> None:
     layers = ("blocks.1.", "blocks.2.", "classifier.weight", "classifier.bias")
-    assert chosen(Stacked(3), wrong_share=0.4).direction == running_mean(layers=layers)
-    assert chosen(Stacked(2), wrong_share=0.4).direction == running_mean()  # these are all
+    assert chosen(stacked(3), wrong_share=0.4).direction == running_mean(layers=layers)
+    assert chosen(stacked(2), wrong_share=0.4).direction == running_mean()  # these are all
     for change in (DefaultMethod(all_layers=True), DefaultMethod(engine="layerwise")):
-        assert chosen(Stacked(3), wrong_share=0.4, method=change).direction == running_mean()
+        assert chosen(stacked(3), wrong_share=0.4, method=change).direction == running_mean()
 
 
 @pytest.mark.parametrize("wrong_share", [0.0, 0.4])
@@ -255,12 +245,8 @@ def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Module()
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: Any = dict.fromkeys(off, False)
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
     data = [torch.utils.data.TensorDataset(*side) for side in (SOURCE, TARGET)]
     trainer.fit(module, selection_loaders(*data, batch_size=50))
@@ -268,13 +254,8 @@ def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
     return settings
 
 
-CALLERS: list[Callable[[nn.Module, Path], Settings | None]] = [
-    of_fit,
-    of_estimator,
-    of_selection,
-    of_trainer,
-    of_lightning,
-]
+Caller = Callable[[nn.Module, Path], Settings | None]
+CALLERS: list[Caller] = [of_fit, of_estimator, of_selection, of_trainer, of_lightning]
 
 
 class Scaled(nn.Module):
@@ -291,9 +272,7 @@ class Scaled(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.__name__)
 @pytest.mark.parametrize("model", [lambda: nn.Linear(3, 2), Scaled], ids=["linear", "scaled"])
-def test_every_caller_gets_the_same_method(
-    caller: Callable[[nn.Module, Path], Settings | None], model: Callable[[], nn.Module], tmp_path: Path
-) -> None:
+def test_every_caller_gets_the_same_method(caller: Caller, model: Callable[[], nn.Module], tmp_path: Path) -> None:
     known = {"classes": True, "ends_in_linear": model is not Scaled, "n_source": 300, "epochs": 2}
     settings = caller(model(), tmp_path)
     assert settings is not None
@@ -308,8 +287,7 @@ def test_the_command_line_gets_the_same_settings(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=y.numpy())
     sets = ["--source", f"{tmp_path}/source.npz", "--target", f"{tmp_path}/target.npz", "--out", f"{tmp_path}/run"]
     options = ["--epochs", "2", "--model", "linear", "--no-baselines", "--folds", "0", "--probes", "0"]
-    outcome = CliRunner().invoke(app, ["fit", *sets, *options])
-    assert outcome.exit_code == 0, outcome.output
+    run("fit", *sets, *options)
     by_command = RunFolder.open(tmp_path / "run").config()
     by_fit = soseleto.fit(nn.Linear(3, 2), SOURCE, TARGET, epochs=2, out=tmp_path / "other").config
     same = ("method", "settings", "epochs", "batch_size", "target_batch_size", "optimizer", "lr", "schedule")

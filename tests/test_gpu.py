@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +16,8 @@ import rows
 import soseleto
 from experiments.methods import METHODS
 from experiments.settings import DivideMix, FixMatch, ProMix, StrongPair
+from ranks import free_port
+from small_tasks import noisy_task
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples
 from soseleto.data.batches import Batch
@@ -43,7 +44,6 @@ from soseleto.pieces import (
 )
 from soseleto.schedules import linear
 from soseleto.task.cuda_graph import CapturedStep
-from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import DeferredGuard, Task, after_step
 from soseleto.training.options import Inputs
@@ -90,11 +90,9 @@ def on_gpu(problem: Problem, engine: str) -> Tensor:
 
 
 def quick_task(model: nn.Module) -> Task:
-    return Task(
-        model=model, losses=NoisyLosses(), n_source=64, steps=40, shared=frozenset(trainable(model)),
-        target_head=frozenset(), make_optimizer=partial(sgd, lr=0.01, weight_decay=5e-4), make_schedule=linear,
-        device=CUDA,
-        guard=lambda side, losses, index: None, classes=10,
+    return noisy_task(
+        model, n_source=64, steps=40, make_optimizer=partial(sgd, lr=0.01, weight_decay=5e-4), make_schedule=linear,
+        device=CUDA, guard=lambda side, losses, index: None, classes=10,
     )  # fmt: skip
 
 
@@ -292,18 +290,10 @@ def examples(n: int, seed: int) -> Examples:
 def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> None:
     source, target = examples(1000, 0), examples(400, 1)
     target = Examples(target.inputs, target.truth)  # type: ignore[arg-type]
-    result = soseleto.fit(
-        quick(2),
-        source,
-        target,
-        epochs=6,
-        batch_size=256,
-        lr=0.01,
-        method=soseleto.Soseleto(),
-        device="cuda",
-        compute=soseleto.Compute(dtype=precision),
-        inputs=Inputs(augment=(Augment(crop=2, flip=True), None)),
-    )
+    given: dict[str, Any] = {"epochs": 6, "batch_size": 256, "lr": 0.01, "method": Soseleto(), "device": "cuda"}
+    given["compute"] = soseleto.Compute(dtype=precision)
+    given["inputs"] = Inputs(augment=(Augment(crop=2, flip=True), None))
+    result = soseleto.fit(quick(2), source, target, **given)
     wrong = torch.arange(1000) < 250
     assert result.engine == "layerwise"
     assert not any("CUDA graph" in message for message in result.messages)
@@ -312,10 +302,8 @@ def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> N
 
 
 def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     source, target = random_batch(64, 0), random_batch(16, 1)

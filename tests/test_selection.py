@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ranks import together
+from small_tasks import heads_task, noisy_task
 from soseleto import Selection, Soseleto
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
@@ -23,8 +24,6 @@ from soseleto.models import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.pieces import pooled_by_class, running_mean, target_share
 from soseleto.schedules import linear
-from soseleto.task.losses import NoisyLosses, TransferLosses
-from soseleto.task.task import Task
 
 N, STEPS = 40, 12
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -87,19 +86,8 @@ def empty(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def by_step(mode: str, optimizer: str, method: Soseleto) -> tuple[nn.Module, Tensor, Tensor]:
     """What ``fit`` does with these batches."""
     model = net(mode)
-    names = frozenset(trainable(model))
-    heads = {part: frozenset(n for n in names if n.startswith(f"{part}.")) for part in ("trunk", "target_head")}
-    task = Task(
-        model=model,
-        losses=NoisyLosses() if mode == "noisy" else TransferLosses(),
-        n_source=N,
-        steps=STEPS,
-        shared=names if mode == "noisy" else heads["trunk"],
-        target_head=heads["target_head"],
-        make_optimizer=OPTIMIZERS[optimizer],
-        make_schedule=linear,
-    )
-    state = method.init(task)
+    steps = {"n_source": N, "steps": STEPS, "make_optimizer": OPTIMIZERS[optimizer], "make_schedule": linear}
+    state = method.init((noisy_task if mode == "noisy" else heads_task)(model, **steps))
     for index, source, target in batches():
         method.step(state, Batch(index, *source), Batch(torch.arange(6), *target))
         assert state.schedule is not None
@@ -107,12 +95,20 @@ def by_step(mode: str, optimizer: str, method: Soseleto) -> tuple[nn.Module, Ten
     return model, state.weights.values, state.weights.scores
 
 
-def by_loop(mode: str, optimizer: str, method: Soseleto, **more: Any) -> tuple[nn.Module, Selection]:
+def by_loop(mode: str, optimizer: str, method: Soseleto, resumed: int | None = None) -> tuple[nn.Module, Selection]:
+    """resumed: the step at which the selection is made anew from its state dict"""
     model = net(mode)
     chosen = OPTIMIZERS[optimizer](model.parameters())
     schedule = linear(chosen, STEPS)
-    selection = Selection(model, n_source=N, method=method, optimizer=chosen, **losses_of(mode), **more)
-    for index, source, target in batches():
+    given: dict[str, Any] = {"n_source": N, "method": method, "optimizer": chosen, **losses_of(mode)}
+    selection = Selection(model, **given)
+    for step, (index, source, target) in enumerate(batches()):
+        if step == resumed:
+            file = io.BytesIO()
+            torch.save(selection.state_dict(), file)
+            file.seek(0)
+            selection = Selection(model, **given)
+            selection.load_state_dict(torch.load(file, weights_only=True))
         selection.backward(source, target, index=index)
         chosen.step()
         schedule.step()
@@ -190,8 +186,6 @@ def test_backward_adds_what_an_ordinary_backward_would() -> None:
     F.cross_entropy(plain(x), y).backward()
     for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-    nn.utils.clip_grad_norm_(ours.parameters(), 0.1)  # the loop clips where it likes
-    assert float(torch.cat([p.grad.flatten() for p in ours.parameters()]).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_joined_batches_share_a_pass_and_change_nothing() -> None:
@@ -302,25 +296,9 @@ def test_a_state_dict_is_of_one_moment() -> None:
 
 
 def test_a_loop_resumes_from_its_state_dict() -> None:
-    whole = by_loop("noisy", "sgd", Soseleto())[1]
-    model = net()
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    schedule = linear(optimizer, STEPS)
-    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-    for step, (index, source, target) in enumerate(batches()):
-        if step == 5:
-            file = io.BytesIO()
-            torch.save(selection.state_dict(), file)
-            file.seek(0)
-            selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-            selection.load_state_dict(torch.load(file, weights_only=True))
-        selection.backward(source, target, index=index)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    assert torch.equal(selection.weights, whole.weights)
-    assert torch.equal(selection.scores, whole.scores)
-    assert torch.equal(selection.visits, whole.visits)
+    whole, found = (by_loop("noisy", "sgd", Soseleto(), resumed)[1] for resumed in (None, 5))
+    for name in ("weights", "scores", "visits"):
+        assert torch.equal(getattr(found, name), getattr(whole, name))
 
 
 def test_another_optimizer_is_followed_with_the_same_weights() -> None:
@@ -497,7 +475,6 @@ class Criterion(nn.Module):
             r"the loss has a trainable parameter of shape \(3, 3\) that is not one of the model's",
         ),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(5)), "8 losses for 5 indices"),
-        (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"whole numbers, got torch\.float32"),
         (lambda s: s.backward(empty(batches(1)[0][1]), batches(1)[0][2], index=[]), "the batch has no source index"),

@@ -56,7 +56,6 @@ def test_weights_of_another_source_are_refused() -> None:
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        (torch.tensor([0, 7]), "source index 7 is out of range for 5"),
         (torch.tensor([-1, 2]), "source index -1 is out of range"),
         (torch.tensor([1, 3, 1]), "source index 1 occurs twice"),
         (torch.tensor([0.5]), "int64"),

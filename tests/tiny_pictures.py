@@ -1,11 +1,11 @@
 """Small images of three classes, wrong labels, a network, a training, and an optimizer that stops it."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from small_tasks import ask_at
 from soseleto.data import StrongAugment, Views
 from soseleto.training.fit import fit
 from soseleto.training.options import Inputs
@@ -53,15 +53,7 @@ class Stop(Exception):
 
 
 def stopping(at: int) -> Any:
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made, taken = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9), [0]
+    def stop() -> None:
+        raise Stop
 
-        def count(*_: object) -> None:
-            taken[0] += 1
-            if taken[0] == at:
-                raise Stop
-
-        made.register_step_pre_hook(count)
-        return made
-
-    return make
+    return ask_at(at, stop)

@@ -1,19 +1,16 @@
 """Batches with two views of every example, a small network with BatchNorm, and one step of descent, in float64."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from small_tasks import noisy_task
 from soseleto.data.batches import Batch
-from soseleto.engines import trainable
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.optimizers import sgd
-from soseleto.task.task import Task
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
 EYE = torch.eye(C, dtype=torch.float64)
+task = partial(noisy_task, n_source=B, steps=STEPS, classes=C)
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -28,20 +25,18 @@ def batch(n: int, seed: int, views: int = 2) -> Batch:
     return Batch(torch.arange(n), inputs, torch.randint(C, (n,), generator=seeded))
 
 
-def task(model: nn.Module, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "classes": C,
-    }  # fmt: skip
-    return Task(**{**fields, **changes})
-
-
 def descend(model: nn.Module, loss: Tensor) -> None:
     model.zero_grad()
     loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
+
+
+def follow(mean: nn.Module, model: nn.Module, decay: float) -> None:
+    """A teacher's running mean of parameters and buffers."""
+    for old, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
+        old.copy_(decay * old + (1 - decay) * new if new.is_floating_point() else new)
 
 
 def close(mine: nn.Module, expected: nn.Module) -> None:

@@ -14,6 +14,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import derived
+import soseleto
+from soseleto.engines import make_engine
 
 B = 5  # examples in a batch
 CLASSES = 3
@@ -54,6 +56,15 @@ def direction_for(model: nn.Module) -> dict[str, Tensor]:
     seeded = torch.Generator().manual_seed(1)
     trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     return {name: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for name, p in trainable}
+
+
+def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy, engine: Any = soseleto.alignment) -> None:
+    """``auto``, or an engine that was made, against ``loop``."""
+    direction = direction_for(model)
+    right_losses, right = make_engine("loop")(model, loss, batch, direction)
+    losses, found = engine(model, loss, batch, direction)
+    torch.testing.assert_close(losses, right_losses, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-10)
 
 
 def vectors(width: int = 7) -> Callable[[], Tensor]:
@@ -183,6 +194,16 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 6, dtype=torch.complex128))
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x.to(torch.complex128) @ self.weight).abs())
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -279,6 +300,7 @@ PROBLEMS = [
     Problem("derived_gates", derived.Gates, vectors(), declines={"layerwise": "no rule"}),
     Problem("derived_shared", derived.Shared, vectors()),
     Problem("derived_queries_dropout", derived.Queries, tokens()),
+    Problem("complex", ComplexLayer, vectors(), declines={"layerwise": "it is complex"}),
     Problem("mixing", mixing, vectors(), declines={"layerwise": "not exact"}),
     Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),
     Problem("checkpointed_reentrant", lambda: Checkpointed(reentrant=True), vectors(), declines=dict.fromkeys(("loop", "double_backward", "layerwise", "forward"), "use_reentrant=False")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -63,25 +64,22 @@ def linked_outside(desk: Path) -> None:
     (desk / "source/cat/link.png").symlink_to(desk.parent / f"{desk.name}-secret.png")
 
 
-FOLDERS = {
-    "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "torn.png"),
-    "duplicate": (copied, "the source has copies of 1 target example"),
-    "outside": (linked_outside, "lead outside"),
-}
-TABLES = {
-    "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
-    "latin-1": (
-        put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")),
-        "encoding = 'latin-1' under [reading]",
-    ),
-    "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "the row in line 10 of"),
-    "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
-}
-FILES = {
-    "nothing there": ("nowhere", "is not there"),
-    "no known kind": ("notes.txt", "has an unknown ending"),
-    "torn npz": ("torn.npz", "torn.npz cannot be read"),
-    "pickled npz": ("pickled.npz", "save numbers or fixed-length text by np.savez, not objects"),
+def pickled(desk: Path) -> None:
+    np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
+
+
+# What is spoiled, the source and the target that are given then, and what the sentence says.
+BAD: dict[str, tuple[Spoil, str, str, str]] = {
+    "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "source", "target", "torn.png"),
+    "duplicate": (copied, "source", "target", "the source has copies of 1 target example"),
+    "outside": (linked_outside, "source", "target", "lead outside"),
+    "infinite": (add("1,inf,3,4,cat"), "source.csv", "target.csv", "--skip-bad"),
+    "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "source.csv", "target.csv", "the row in line 10 of"),
+    "missing file": (rows_of_paths("gone.png"), "source.csv", "target", "none of the sampled source images can be"),
+    "nothing there": (lambda desk: None, "nowhere", "target", "is not there"),
+    "no known kind": (put("notes.txt", b"hello"), "notes.txt", "target", "has an unknown ending"),
+    "torn npz": (put("torn.npz", b"PK"), "torn.npz", "target", "torn.npz cannot be read"),
+    "pickled npz": (pickled, "pickled.npz", "target", "save numbers or fixed-length text by np.savez, not objects"),
 }
 
 
@@ -97,34 +95,25 @@ def refused(desk: Path, source: str, target: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("kind", FOLDERS)
-def test_bad_folders(kind: str, desk: Path) -> None:
-    spoil, sentence = FOLDERS[kind]
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_data(kind: str, desk: Path) -> None:
+    spoil, source, target, sentence = BAD[kind]
     spoil(desk)
-    assert sentence in refused(desk, "source", "target")
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_bad_tables(kind: str, desk: Path) -> None:
-    spoil, sentence = TABLES[kind]
-    spoil(desk)
-    target = "target" if kind == "missing file" else "target.csv"
-    assert sentence in refused(desk, "source.csv", target)
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_bad_files(kind: str, desk: Path) -> None:
-    name, sentence = FILES[kind]
-    (desk / "notes.txt").write_text("hello")
-    (desk / "torn.npz").write_bytes(b"PK")
-    np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
-    assert sentence in refused(desk, name, "target")
+    assert sentence in refused(desk, source, target)
 
 
 def fit(desk: Path, source: str, target: str, *more: str) -> RunFolder:
     words = ["fit", "--source", desk / source, "--target", desk / target, "--out", desk / "run", *more]
     run(*words, "--epochs", 1, "--folds", 0, "--model", "mlp", "--device", "cpu")
     return RunFolder.open(desk / "run")
+
+
+def test_bad_examples_are_left_out_when_told(desk: Path) -> None:
+    add("1,inf,3,4,cat")(desk)
+    trained = fit(desk, "source.csv", "target.csv", "--skip-bad")
+    assert len(trained.ranking()["id"]) == 8
+    (listed,) = [p for p in json.loads((trained.path / "problems.json").read_text()) if p["left_out"]]
+    assert (listed["where"], listed["ids"]) == ("source", ["8"])
 
 
 def test_names_that_are_not_utf8_go_through_a_run(desk: Path) -> None:

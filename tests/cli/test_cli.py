@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from soseleto.cli import demo as synthetic
@@ -111,6 +109,7 @@ def test_version(soseleto: Type) -> None:
         (["predict", "RUN"], "missing argument 'FILES' (see `soseleto predict --help`)"),
         (["predict", "RUN", "x.csv", "--format", "xml"], "unknown format 'xml'"),
         (["export", "RUN", "--onnx", "m.onnx"], "does not record how to build its model"),
+        (["export", "RUN", "--pretrained", "gone", "--force"], "--force has no effect on --pretrained, which never"),
         (["fit", "--source", "a.csv"], "missing option '--target'"),
         (["fit", "--source", "a.csv", "--target", "b.csv", "--out", "o", "--mode", "nosy"], "did you mean 'noisy'"),
     ],
@@ -170,11 +169,13 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
 
 
 def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Type, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    file = tmp_path / "config.json"
+    file.write_text("{}")  # too common a name to mark a run
     words = ["fit", "--source", tmp_path / "none.csv", "--target", tmp_path / "none.csv", "--out"]
-    for out in ("file", "file/run"):
-        assert "file is a file, but a run needs a folder" in one_sentence(soseleto(*words, tmp_path / out))
+    for out in (file, file / "run"):
+        assert "config.json is a file, but a run needs a folder" in one_sentence(soseleto(*words, out))
     assert "holds files that are not a soseleto run" in one_sentence(soseleto(*words, tmp_path))
+    assert file.read_text() == "{}"
 
 
 @pytest.mark.parametrize("words", [["predict", "RUN", "x.csv"], ["export", "RUN", "--onnx", "m.onnx"]])
@@ -190,11 +191,6 @@ def test_answers_of_a_fit_that_has_not_ended_are_called_so(
     assert soseleto(*words).err.count(note) == 1
     RunFolder(unfinished).write_json(COMPARISON, {"rows": []})
     assert note not in soseleto(*words).err
-
-
-def test_force_of_a_folder_is_refused_as_such(soseleto: Type, run: Path, tmp_path: Path) -> None:
-    said = soseleto("export", run, "--pretrained", tmp_path / "folder", "--force")
-    assert "--force has no effect on --pretrained, which never replaces a folder" in one_sentence(said)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
@@ -303,29 +299,6 @@ def test_check_gradients_on_ones_own_file(soseleto: Type, tmp_path: Path) -> Non
     assert "has no function 'mak' (did you mean 'make'?)" in one_sentence(wrong)
     odd = soseleto("check-gradients", "--model", f"{tmp_path}/mine.py:odd")
     assert "must return (model, per_example_loss, batch), got int" in one_sentence(odd)
-
-
-def write_table(path: Path, count: int, seed: int) -> Path:
-    """Points in the plane, labelled by their side."""
-    points = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    rows = [f"{x:.4f},{y:.4f},{'right' if x > 0 else 'left'}" for x, y in points.tolist()]
-    path.write_text("\n".join(["a,b,label", *rows]) + "\n")
-    return path
-
-
-def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Type, tmp_path: Path) -> None:
-    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
-    source.write_text(source.read_text() + "0.5,inf,left\n")
-    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--epochs", 1]
-    refused = soseleto(*words)
-    assert refused.code == 1
-    assert "--skip-bad" in refused.err
-    assert "Traceback" not in refused.err
-    accepted = soseleto(*words, "--skip-bad")
-    assert accepted.code == 0, accepted.err
-    assert len(RunFolder.open(tmp_path / "run").ranking()["id"]) == 30
-    (listed,) = [p for p in json.loads((tmp_path / "run" / "problems.json").read_text()) if p["left_out"]]
-    assert (listed["where"], listed["ids"]) == ("source", ["30"])
 
 
 def test_the_live_line_shows_numbers_and_leaves_nothing_behind() -> None:

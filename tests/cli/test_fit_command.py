@@ -92,6 +92,9 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
         (["--method", "storng"], "unknown method 'storng' (did you mean 'strong'?)"),
         (["--model", "lenet"], "takes square images"),
         (["--model", "gone.py:make"], "there is no file gone.py"),
+        (["--model", "quick", "--lora", "2"], "are for pretrained networks that read images, and quick is not a pret"),
+        (["--labels-before", "was"], "is neither a column of"),
+        (["--labels-before", __file__, "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
         (["--label-column", "lable"], "did you mean 'label'"),
         (["--test", "nowhere.csv"], "'nowhere.csv' is not there"),
         (["--config", "nowhere.toml"], "there is no file nowhere.toml"),
@@ -173,10 +176,3 @@ def test_earlier_labels_and_doubt(type_: Type, data: list[object], tmp_path: Pat
         assert found[name]["basis"] == "from earlier labels"
         assert "from earlier labels" in said or "unknown" in said
     assert found["column"] == found["file"]
-    for words, message in (
-        (["--labels-before", "was"], "is neither a column of"),
-        (["--labels-before", before, "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
-        (["--labels-before", before, "--probes", 0], "labels_before has no effect without probes"),
-    ):
-        code, _, err = type_("fit", *data, "--out", tmp_path / "off", *words)
-        assert (code, message in err) == (2, True), err

@@ -72,20 +72,3 @@ def test_a_network_of_hugging_face_with_lora_does_without_its_folder(
     for file in (tmp_path / "vit").iterdir():
         file.unlink()
     assert torch.equal(soseleto.load(tmp_path / "run", device="cpu").predict_proba(images), before)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--lora", 2], "are for pretrained networks that read images, and quick is not a pretrained one"),
-        (["--model", "hf:/not/there"], "there is no folder '/not/there'"),
-        (["--model", "hf:/not/there", "--train", "last:x"], "write --train last:2"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    type_: Type, data: list[object], tmp_path: Path, options: list[object], words: str
-) -> None:
-    code, _, err = type_("fit", *data, "--out", tmp_path / "run", *options)
-    assert code == 2
-    assert words in err
-    assert "Traceback" not in err

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import soseleto
-from soseleto.cli.commands import app
-from soseleto.cli.main import main
 from soseleto.data import TablePreparation, check_pair
 from soseleto.prediction.export import _describe
+from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import RunFolder
+from typing_in import run as command
+from typing_in import typed
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
 DROPPED = ("--drop-column", "note", "--drop-column", "again")
@@ -33,12 +33,6 @@ def rows(n: int, seed: int) -> pd.DataFrame:
     frame.loc[::9, "size"] = None
     frame.loc[::11, "colour"] = "?"
     return frame
-
-
-def command(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +89,9 @@ def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Pat
     full = pd.read_parquet(desk / "full.parquet")
     assert list(full) == names
     assert full["weight_source"].tolist() == pytest.approx(table["weight"][full["id"].astype(int)].tolist(), abs=1e-4)
+    rows_read = full["id"].astype(int)
+    assert full["size"].isna().tolist() == table["size"].isna()[rows_read].tolist()
+    assert Queue(RunFolder(desk / "run")).to_json()["features"] == [*names[-5:-1], "weight"]
     page = (desk / "run" / "report.html").read_text()
     assert f">{listed[-1]['note']}</td>" in page
 
@@ -109,7 +106,7 @@ def test_the_closing_lines_are_accuracy_wrong_labels_suspects_and_one_command(de
     assert "effective source size" not in printed
 
 
-def test_predict_counts_what_it_cannot_use(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_counts_what_it_cannot_use(desk: Path) -> None:
     new = pd.DataFrame({"colour": ["red", "violet", None, "?"], "size": ["0,5", "90", "1.5", " "], "weight": None})
     new.to_csv(desk / "odd.csv", index=False)
     wanted = [
@@ -119,10 +116,8 @@ def test_predict_counts_what_it_cannot_use(desk: Path, capsys: pytest.CaptureFix
         "1 row without a value that can be used (3)",
     ]
     for strict, code in ((), 0), (("--strict",), 1):
-        with pytest.raises(SystemExit) as left:
-            main(["predict", str(desk / "run"), str(desk / "odd.csv"), *strict])
-        printed = capsys.readouterr()
-        assert left.value.code == code
+        printed = typed("predict", desk / "run", desk / "odd.csv", *strict)
+        assert printed.code == code
         assert all(line in printed.err for line in wanted)
         assert printed.out.splitlines()[4:] == ([] if strict else [f"{desk / 'odd.csv'}:3,,"])
     loaded = soseleto.load(desk / "run")

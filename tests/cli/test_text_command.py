@@ -9,41 +9,23 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import soseleto
-from soseleto.cli.main import app
 from soseleto.comparison import compare as comparison
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
 from tiny_text_model import make_folder, write_reviews
+from typing_in import run as command
+from typing_in import typed
 
-SHORT = (
-    "--epochs",
-    "2",
-    "--device",
-    "cpu",
-    "--no-baselines",
-    "--folds",
-    "0",
-    "--lr",
-    "0.1",
-    "--suspect-precision",
-    "0.2",
-)
-
-
-def command(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
+SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
 
 
 def refusal(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert isinstance(result.exception, UsageError), result.output
-    return str(result.exception)
+    said = typed(*words)
+    assert said.code == 2, said.err
+    return said.err
 
 
 def fit_words(desk: Path, out: str, *more: object, model: bool = True) -> list[object]:
@@ -52,7 +34,8 @@ def fit_words(desk: Path, out: str, *more: object, model: bool = True) -> list[o
     config = desk / f"{out}.toml"
     config.write_text("[reading]\ntruth_column = 'truth'\n" + "[pretrained]\nmax_tokens = 24\n" * model)
     words = ["--text-column", "review", "--drop-column", "stars", "--config", config, *given]
-    return ["fit", *sets, *words, "--out", desk / out, *SHORT, *more]
+    chosen = ["--out", desk / out, "--lr", 0.1, "--suspect-precision", 0.2, *SHORT]
+    return ["fit", *sets, *words, *chosen, *more]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +94,7 @@ def test_the_first_answer_reads_texts_before_the_training(desk: Path, monkeypatc
         return fit(*arguments, progress=[*progress, stop], **more)
 
     monkeypatch.setattr(comparison, "fit", is_stopped)
-    CliRunner().invoke(app, [str(word) for word in fit_words(desk, "stopped")])
+    assert typed(*fit_words(desk, "stopped")).code == 130
     run = desk / "stopped"
     assert not RunFolder(run).has_ended()
     assert command("predict", run, desk / "target.csv", "--device", "cpu").count("\n") == 1 + 40
@@ -144,8 +127,8 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
 
 def test_texts_without_labels_are_refused(desk: Path) -> None:
     said = refusal(*fit_words(desk, "unlabelled", "--method", "strong", "--unlabelled", desk / "source.csv"))
-    assert said.startswith("--unlabelled is for images and tables, and hf:")
-    assert said.endswith(" reads texts: leave it out.")
+    assert said.startswith("soseleto: --unlabelled is for images and tables, and hf:")
+    assert said.endswith(" reads texts: leave it out.\n")
 
 
 def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) -> None:

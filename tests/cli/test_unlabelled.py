@@ -1,4 +1,4 @@
-"""``soseleto fit --method strong --unlabelled``: photos and tables without labels, and what is refused."""
+"""``soseleto fit --method strong``: its plan, its run folder, sets without labels, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import soseleto
 from soseleto.data import read_pair
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.resume import Keeper
@@ -64,10 +65,19 @@ def test_photos_are_learned_from_counted_and_recorded(desk: Path, fit: Fit, type
     assert config["unlabelled"] == str(desk / "more")
     assert config["settings"]["unlabelled"]["shape"] == [20, 3, 12, 12]
     assert config["settings"]["unlabelled_batch"] == 20
+    assert "method strong: a teacher judges every label" in said
+    assert config["settings"]["name"] == "Strong"
+    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.1, 5e-4, 12)
+    assert config["optimizer"] == "sgd, nesterov=True"
+    assert soseleto.load(desk / "run").outputs(np.zeros((2, 3, 12, 12), dtype=np.uint8)).shape == (2, 2)
+    page = (desk / "run" / "report.html").read_text("utf-8")
+    assert "The probability that a source example’s label is right" in page
+    assert "lignment" not in page
     without = [word for word in words(desk, "without") if word not in ("--unlabelled", desk / "more")]
     assert type_(*without)[0] == 0
     assert "unlabelled" not in RunFolder.open(desk / "without").config()
     one, other = (RunFolder.open(desk / name).ranking() for name in ("run", "without"))
+    assert len(one["weight"]) == 48
     assert sorted(one["weight"].tolist()) != sorted(other["weight"].tolist())
 
 

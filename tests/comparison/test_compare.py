@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import soseleto
 from soseleto import Compute, Heads, Probes, UsageError
-from soseleto.cli.main import app
 from soseleto.comparison import compare as module
 from soseleto.defaults import DefaultMethod
 from soseleto.errors import TrainingError
 from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder.folder import RunFolder
+from typing_in import run as command
 
 
 def points(n: int, seed: int, flipped: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -200,12 +199,6 @@ def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
 
 
 # The first answer
-
-
-def command(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_the_first_answer_is_read_until_the_training_has_ended_and_kept_where_that_is_worse(tmp_path: Path) -> None:

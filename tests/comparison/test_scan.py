@@ -15,10 +15,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
-from typer.testing import CliRunner
 
 import soseleto
-from soseleto.cli.commands import app
 from soseleto.errors import DataError, UsageError
 from soseleto.models.learned import from_bytes, to_bytes
 from soseleto.report import write_report
@@ -26,6 +24,7 @@ from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.cross_fit import cross_fit
 from soseleto.suspects.rates import judge
 from soseleto.suspects.residuals import ridge
+from typing_in import run, typed
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,7 @@ def test_every_command_reads_its_run_folder(scanned, digits, tmp_path):
         ["report", scanned.out],
         ["predict", scanned.out, tmp_path / "new.npz"],
     ):
-        done = CliRunner().invoke(app, list(map(str, line)))
-        assert done.exit_code == 0, done.output
+        run(*line)
     assert "SOSELETO" in (scanned.out / "report.html").read_text("utf-8")
 
 
@@ -198,13 +196,9 @@ def test_the_command(digits, tmp_path):
             writer.writerow([*(f"pixel{at}" for at in range(64)), "label"])
             writer.writerows([*row.tolist(), f"digit {label}"] for row, label in zip(inputs, its, strict=True))
     line = ["scan", "--source", tmp_path / "source.csv", "--target", tmp_path / "target.csv", "--out", tmp_path / "run"]
-    done = CliRunner().invoke(app, list(map(str, line)))
-    assert done.exit_code == 0, done.output
-    assert "suspects: precision" in done.output
-    again = CliRunner().invoke(app, list(map(str, line)))
-    assert "holds a run already" in str(again.exception)
-    listed = CliRunner().invoke(app, ["rank", str(tmp_path / "run"), "--suspects"])
-    rows = list(csv.DictReader(listed.output.splitlines()))
+    assert "suspects: precision" in run(*line)
+    assert "holds a run already" in typed(*line).err
+    rows = list(csv.DictReader(run("rank", tmp_path / "run", "--suspects").splitlines()))
     assert np.mean([wrong[int(row["id"])] for row in rows if row["id"].isdigit()]) > 0.8
 
 

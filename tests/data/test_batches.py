@@ -1,11 +1,11 @@
-"""Random numbers; batch indices: every source example once per epoch, targets equally often, also after a resume."""
+"""Random numbers; batches: every source example once per epoch, targets equally often, the same after a resume."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soseleto.data import TargetCycle, generator, seed_for, source_batches
+from soseleto.data import Examples, TargetCycle, feed, generator, seed_for, source_batches
 from soseleto.data.batches import ExampleRandom
 from soseleto.errors import UsageError
 
@@ -87,3 +87,16 @@ def test_a_stream_continues_and_an_example_has_its_own() -> None:
     assert torch.equal(whole, torch.cat([parts.uniform(2), parts.uniform(3)]))
     some = torch.tensor([31, 7])
     assert torch.equal(whole[:, some], ExampleRandom.of(3, some).uniform(5))
+
+
+def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
+    data = Examples(torch.randint(0, 256, (100, 3, 8, 8), dtype=torch.uint8), torch.arange(100) % 7)
+    batches = source_batches(100, 8, seed=0, epoch=3)
+    single = list(feed(data, batches, seed=0, epoch=3))
+    assert all(torch.equal(batch.inputs, data.inputs[index]) for batch, index in zip(single, batches, strict=True))
+    monkeypatch.setattr("soseleto.data.feeding.block_steps", lambda examples, batch_size: 4)
+    for start in (0, 3, 4, 12):
+        blocks = list(feed(data, batches, seed=0, epoch=3, start=start))
+        assert len(blocks) == 13 - start
+        for one, other in zip(single[start:], blocks, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import soseleto
-from soseleto.cli.main import main
 from soseleto.data import Examples, Reading, as_examples, column_of, read_labels_before, read_pair
 from soseleto.errors import DataError, UsageError
 from soseleto.run_folder.folder import RunFolder
+from typing_in import run
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -118,8 +118,7 @@ def test_a_run_remembers_the_copies_and_their_checked_labels(tmp_path: Path, by:
         soseleto.fit(soseleto.models.mlp(4, 2), source, target, epochs=1, out=tmp_path / "run")
     else:
         words = ["--epochs", "1", "--folds", "0", "--no-baselines", "--probes", "0"]
-        with pytest.raises(SystemExit, match="0"):
-            main(["fit", f"--source={source}", f"--target={target}", f"--out={tmp_path / 'run'}", *words])
+        run("fit", f"--source={source}", f"--target={target}", f"--out={tmp_path / 'run'}", *words)
     known = RunFolder.open(tmp_path / "run").source()
     assert known["checked"] == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
 

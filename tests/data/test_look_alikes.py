@@ -19,10 +19,6 @@ from soseleto.run_folder.source import image_from_file
 NFC, NFD = "caf\u00e9", "cafe\u0301"
 
 
-def picture(seed):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8))
-
-
 def table(path, labels, first=0):
     rows = "".join(f"{first + at},{at % 3},{label}\n" for at, label in enumerate(labels))
     path.write_text("a,b,label\n" + rows, "utf-8")
@@ -87,7 +83,7 @@ def odd_names(tmp_path):
         ):
             path = tmp_path / "source" / os.fsdecode(folder) / os.fsdecode(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture(at).save(path)
+            Image.fromarray(np.full((32, 32, 3), 50 * at, dtype=np.uint8)).save(path)
     except OSError:
         pytest.skip("the file system has only names of text")
     return tmp_path / "source"

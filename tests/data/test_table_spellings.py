@@ -1,7 +1,6 @@
 """The same table in another file format, or with dates spelled otherwise, is the same inputs or a message."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,6 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from fabricated import saved
 from soseleto.data import ProblemsError, Reading, TablePreparation, read_pair
 from soseleto.data.columns import FIRST, OTHER
 from soseleto.data.preparation import prepared
@@ -27,16 +27,6 @@ def visits(rows: int, seed: int) -> pd.DataFrame:
         {"member": draw.random(rows) < 0.5, "zone": zone, "when": when, "size": draw.normal(size=rows)}
     )
     return frame.assign(label=np.where(frame["member"] ^ (draw.random(rows) < 0.2), "yes", "no"))
-
-
-def saved(frame: pd.DataFrame, path: Path) -> Path:
-    if path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    elif path.suffix == ".parquet":
-        frame.to_parquet(path)
-    else:
-        frame.to_json(path, orient="records", lines=True, date_format="iso", double_precision=15)
-    return path
 
 
 def fitted(**columns: list[object]) -> TablePreparation:

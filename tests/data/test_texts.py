@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import soseleto
-from soseleto.data import Examples, Reading, TablePreparation, read_pair
+from soseleto.data import Reading, TablePreparation, read_pair
 from soseleto.data.text import (
     NO_TOKEN,
     TextExamples,
@@ -164,32 +163,3 @@ def test_without_transformers_the_sentence_names_the_extra(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DataError, match=r"type pip install 'soseleto\[transformers\]'"):
         open_text_model(f"hf:{folder}")
-
-
-@pytest.mark.long
-def test_weights_of_a_fit_do_not_depend_on_the_padding(folder: Path, tables, tokenizer, tmp_path) -> None:
-    """Batches as wide as their longest text, and the same batches at full width."""
-
-    class Whole(TextExamples):
-        def take(self, index):
-            return Examples.take(self, index)
-
-    reading = Reading(tokenizer=tokenizer, truth_column="truth", cache=tmp_path)
-    pair = read_pair(*tables, mode="noisy", reading=reading)
-    widths = {inputs.shape[1] for inputs, _ in pair.source.read(pair.source.batches(5, seed=0, epoch=1))}
-    assert len(widths) > 1
-    found = []
-    for kind in (TextExamples, Whole):
-        sets = [kind(side.inputs, side.labels, classes=side.classes) for side in (pair.source, pair.target)]
-        model = make_text_model(f"hf:{folder}", "noisy", classes=2).double().eval()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        torch.manual_seed(0)
-        torch.nn.init.normal_(model.classifier.weight)
-        torch.nn.init.zeros_(model.classifier.bias)
-        options = {"epochs": 1, "batch_size": 5, "target_batch_size": 4, "lr": 0.1, "device": "cpu"}
-        result = soseleto.fit(model, *sets, inputs=soseleto.Inputs(standardize=pair.preparation), **options)
-        found.append((result.engine, result.scores))
-    assert found[0][0] == found[1][0] == "layerwise"
-    assert torch.allclose(found[0][1], found[1][1], atol=1e-9)

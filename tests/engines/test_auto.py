@@ -12,21 +12,13 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.data.batches import Batch
-from soseleto.engines import auto, make_engine, trainable
+from soseleto.engines import auto, make_engine
 from soseleto.engines.auto import ProvedEngine
 from soseleto.engines.autograd import loop
 from soseleto.engines.interface import Step
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
-from zoo import BY_NAME, CLASSES, Lambda, cross_entropy, direction_for
-
-
-def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
-    """``auto`` against ``loop``."""
-    direction = direction_for(model)
-    _, right = make_engine("loop")(model, loss, batch, direction)
-    _, found = soseleto.alignment(model, loss, batch, direction)
-    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
+from zoo import BY_NAME, CLASSES, cross_entropy, direction_for, require_exact
 
 
 @pytest.fixture
@@ -107,15 +99,6 @@ def test_other_trainable_parameters_are_tried_again(trials: list[str]) -> None:
     assert trials[2:] == ["layerwise"]
 
 
-def test_another_module_is_tried_again() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
-    batch = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
-    require_exact(model, batch)
-    model[1] = Lambda(lambda x: x - x.mean(0))
-    require_exact(model, batch)
-
-
 def mixed(model: nn.Module, batch: Any) -> Tensor:
     losses = cross_entropy(model, batch)
     return losses * losses.mean()
@@ -152,33 +135,6 @@ def test_an_engine_that_fails_late_does_not_pass_its_target_gradient_on_twice(mo
     assert sorted(seen) == ["bias", "weight"]
 
 
-def test_an_engine_that_fails_leaves_no_statistics_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has passed the batch through the model when it declines; the next engine does so again."""
-
-    class FailsAfterItsPass:
-        name = auto.FASTEST_FIRST[0]
-
-        def __call__(self, model: nn.Module, per_example_loss: Any, batch: Any, direction: Any) -> Any:
-            per_example_loss(model, batch)
-            raise EngineError("it fails at the end")
-
-    failing = {FailsAfterItsPass.name: FailsAfterItsPass}
-    monkeypatch.setattr(auto, "make_engine", lambda name: failing[name]() if name in failing else make_engine(name))
-
-    def trained() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
-
-    model, once = trained(), trained()
-    batch = (torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % CLASSES)
-    auto.AutoEngine()(model, cross_entropy, batch, {name: torch.ones_like(p) for name, p in trainable(model).items()})
-    cross_entropy(once, batch)
-    state = dict(once.named_buffers())
-    assert int(state["1.num_batches_tracked"]) == 1
-    for name, value in model.named_buffers():
-        torch.testing.assert_close(value, state[name])
-
-
 def test_alignments_that_are_wrong_for_one_example_are_not_proved() -> None:
     def nearly(*given: Any) -> tuple[Tensor, Tensor]:
         losses, q = loop(*given)
@@ -203,14 +159,17 @@ def test_a_choice_made_on_one_example_is_checked_on_more() -> None:
 def test_any_failure_but_a_lack_of_memory_is_left_to_the_next_engine(
     error: Exception, is_taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It has passed the batch through the model then, and leaves no statistics behind."""
+
     class Fails:
         name = "layerwise"
 
-        def __call__(self, *arguments: Any) -> Any:
+        def __call__(self, model: nn.Module, per_example_loss: Any, batch: Any, direction: Any) -> Any:
+            per_example_loss(model, batch)
             raise error
 
     monkeypatch.setattr(auto, "make_engine", lambda name: Fails() if name == "layerwise" else make_engine(name))
-    model, batch = BY_NAME["mlp"].build()
+    (model, batch), (once, _) = (BY_NAME["residual_batchnorm_train"].build() for _ in range(2))
     engine = auto.AutoEngine()
     if not is_taken:
         with pytest.raises(torch.OutOfMemoryError):
@@ -219,6 +178,8 @@ def test_any_failure_but_a_lack_of_memory_is_left_to_the_next_engine(
     engine(model, cross_entropy, batch, direction_for(model))
     assert engine.name == "forward"
     assert f"the layerwise engine failed ({type(error).__name__}: odd)" in caplog.text
+    cross_entropy(once, batch)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(once.named_buffers()))
 
 
 def test_an_error_of_the_model_itself_is_raised_as_it_is() -> None:

@@ -22,7 +22,7 @@ import soseleto
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
 from soseleto.run_folder.folder import RunFolder
-from zoo import CLASSES, cross_entropy
+from zoo import CLASSES, Lambda, cross_entropy
 
 N, WIDTH = 8, 6
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -229,23 +229,8 @@ def identities(step: int) -> Any:
     return *batches(N, step), identity
 
 
-def unfreezing() -> nn.Module:
-    model = plain()
-    model[0].requires_grad_(False)  # type: ignore[index]
-    return model
-
-
 def plain(middle: nn.Module | None = None) -> nn.Module:
     return nn.Sequential(nn.Linear(7, WIDTH), middle or nn.Tanh(), nn.Linear(WIDTH, CLASSES))
-
-
-class Middle(nn.Module):
-    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.act = act
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.act(h)
 
 
 class Teacher(nn.Module):
@@ -361,15 +346,15 @@ CASES: dict[str, Late] = {
     "alpha": Late(plain, by_alpha),
     "rare pairs, multiplied": Late(plain, same_identity(where=False), identities),
     "rare pairs, chosen": Late(plain, same_identity(where=True), identities),
-    "roll": Late(lambda: plain(Middle(lambda h: h + 0.5 * torch.roll(h, int(late()), 0)))),
+    "roll": Late(lambda: plain(Lambda(lambda h: h + 0.5 * torch.roll(h, int(late()), 0)))),
     "momentum teacher": Late(Teacher, steps=5),
     "stateful": Late(Stateful, steps=5),
-    "clipping of outliers": Late(lambda: plain(Middle(clip_outliers)), scaled, outliers),
+    "clipping of outliers": Late(lambda: plain(Lambda(clip_outliers)), scaled, outliers),
     "clipping of outliers, mixing": Late(
-        lambda: plain(Middle(lambda h: clip_outliers(h) - h.mean(0))), scaled, outliers
+        lambda: plain(Lambda(lambda h: clip_outliers(h) - h.mean(0))), scaled, outliers
     ),
-    "annealed mixing": Late(lambda: plain(Middle(annealed_mixing)), steps=24),
-    "annealed hook": Late(lambda: plain(Middle(annealed_hook)), steps=24),
+    "annealed mixing": Late(lambda: plain(Lambda(annealed_mixing)), steps=24),
+    "annealed hook": Late(lambda: plain(Lambda(annealed_hook)), steps=24),
     "router": Late(
         lambda: Experts(0.02).float(), lambda model, batch: model.loss(batch), in_single, 5, "router", 0.02
     ),

@@ -10,30 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import zoo
 from rows import BY_NAME, PROBLEMS, WORDS
 from soseleto.data.batches import Batch
-from soseleto.engines import FASTEST_FIRST, make_engine, trainable
+from soseleto.engines import FASTEST_FIRST, make_engine
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.interface import Passes, PerExampleLoss, SourcePass, SourceStep, Step
 from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.proof import Schedule
-from zoo import CLASSES, B, Problem
+from zoo import CLASSES, B, Problem, direction_for, require_exact
 
 LAYERWISE = [p for p in PROBLEMS if not p.declines]
+DERIVED = [zoo.BY_NAME[name] for name in ("derived_shared", "derived_biases_plain", "derived_products")]
 LATE = ("gru_cell", "flattened_tokens", "frames", "packed_scatter_reduce", "embedding_bag")
-
-
-def direction_for(model: nn.Module) -> dict[str, Tensor]:
-    seeded = torch.Generator().manual_seed(1)
-    return {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for n, p in trainable(model).items()}
-
-
-def require_exact(engine: Any, model: nn.Module, loss: PerExampleLoss, batch: Any) -> None:
-    direction = direction_for(model)
-    losses, found = engine(model, loss, batch, direction)
-    right_losses, right = make_engine("loop")(model, loss, batch, direction)
-    torch.testing.assert_close(losses, right_losses, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-10)
 
 
 def require_equal(found: Passes | SourcePass, right: Passes | SourcePass) -> None:
@@ -47,7 +36,7 @@ def require_equal(found: Passes | SourcePass, right: Passes | SourcePass) -> Non
 def test_auto_is_exact_and_takes_the_fastest(problem: Problem) -> None:
     model, batch = problem.build()
     engine = AutoEngine()
-    require_exact(engine, model, problem.loss, batch)
+    require_exact(model, batch, problem.loss, engine)
     assert engine.name == next(name for name in FASTEST_FIRST if name not in problem.declines)
 
 
@@ -89,10 +78,13 @@ def test_steps_equal_loop(problem: Problem, coefficients: Tensor) -> None:
     require_equal(make_engine("layerwise").passes(step), make_engine("loop").passes(step))
 
 
-@pytest.mark.parametrize("name", LATE)
-def test_steps_with_coefficients_of_the_alignment_and_parts_of_steps_equal_loop(name: str) -> None:
-    """One problem for each layout. A part of a step has a direction from elsewhere, as micro-batches have."""
-    step = step_of(BY_NAME[name], lambda q: GIVEN + q.tanh())
+@pytest.mark.parametrize("problem", [*(BY_NAME[name] for name in LATE), *DERIVED], ids=lambda p: p.name)
+def test_steps_with_coefficients_of_the_alignment_and_parts_of_steps_equal_loop(problem: Problem) -> None:
+    """One problem for each layout, and derived parameters, whose coefficients are known at the end only.
+
+    A part of a step has a direction from elsewhere, as micro-batches have.
+    """
+    step = step_of(problem, lambda q: GIVEN + q.tanh())
     engine = make_engine("layerwise")
     require_equal(engine.passes(step), make_engine("loop").passes(step))
     step = replace(step, coefficients=lambda q: (2 + q.sum()).expand_as(q))
@@ -109,7 +101,7 @@ def test_rows_of_other_batches_are_found_without_another_proof(name: str) -> Non
     model, _ = problem.build()
     engine = proved_once()
     for _ in range(4):
-        require_exact(engine, model, problem.loss, (torch.randint(WORDS, (B, 6)), torch.randint(CLASSES, (B,))))
+        require_exact(model, (torch.randint(WORDS, (B, 6)), torch.randint(CLASSES, (B,))), problem.loss, engine)
     assert engine.proofs == 1
 
 
@@ -126,7 +118,7 @@ def test_another_layout_of_the_same_model_is_proved() -> None:
     model, _ = problem.build()
     engine = proved_once()
     for n, proofs in ((2, 1), (1, 2)):
-        require_exact(engine, model, problem.loss, (torch.randint(WORDS, (n, 6)), torch.randint(CLASSES, (n,))))
+        require_exact(model, (torch.randint(WORDS, (n, 6)), torch.randint(CLASSES, (n,))), problem.loss, engine)
         assert engine.proofs == proofs
 
 

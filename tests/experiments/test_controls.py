@@ -7,28 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights, _Shuffled
+from small_tasks import noisy_task
 from soseleto.algorithm import Soseleto
 from soseleto.data.batches import Batch
 from soseleto.methods import Strong
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Task
 
 C, B = 4, 6
-
-
-def task_of(model: nn.Module, n: int, classes: int | None = None) -> Task:
-    return Task(
-        model=model, losses=NoisyLosses(), n_source=n, steps=10, shared=frozenset(dict(model.named_parameters())),
-        classes=classes, target_head=frozenset(), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        device=torch.device("cpu"), guard=lambda side, losses, index: None,
-    )  # fmt: skip
 
 
 def given_by(method: Strong) -> tuple[Tensor, Tensor, Tensor]:
     """What a source batch is trained on, its weights, and its labels, by a teacher's random scores."""
     seeded = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    state = method.init(task_of(nn.Linear(3, C), B, C))
+    state = method.init(noisy_task(nn.Linear(3, C), n_source=B, classes=C))
     labels = torch.randint(C, (B,), generator=seeded)
     source = Batch(torch.arange(B), torch.zeros(B, 3), labels)
     judged = 2 * torch.randn(B, C, generator=seeded)
@@ -81,7 +72,7 @@ def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
         model = nn.Linear(4, 3)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
-        state = method.init(task_of(model, 50))
+        state = method.init(noisy_task(model, n_source=50))
         state.weights.values[:25] = 0.0
         weighs = state.weights.rows(torch.arange(50))[0]
         method.step(state, Batch(torch.arange(50), inputs, labels), Batch(torch.arange(4), inputs[:4], labels[:4]))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from scipy import io
 
 from experiments import data
 from experiments.data import HUMAN, LABEL_SETS, load
+from fabricated import Hostile
 from soseleto.data import Preprocess
 from soseleto.errors import DataError
 
@@ -91,14 +90,6 @@ def test_cifar_and_svhn(tmp_path: Path) -> None:
         assert images.labels.tolist() == labels.tolist()
     with pytest.raises(DataError, match=r"train_32x32.mat is missing"):
         load("svhn", "train", tmp_path)
-
-
-class Hostile:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.marker),)
 
 
 def test_no_code_in_a_file_of_labels_runs(tmp_path: Path) -> None:

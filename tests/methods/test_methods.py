@@ -49,7 +49,6 @@ HEADS: dict[str, Callable[[], nn.Module]] = {  # of methods that compare feature
     "matching_networks": lambda: Attention(7, 6, CLASSES),
     "luo": lambda: nn.Linear(6, CLASSES),
 }
-NOISY = [name for name in EVERY if name not in HEADS]
 
 
 def made(name: str) -> Method:

@@ -32,7 +32,7 @@ from soseleto.task.task import DeferredGuard, Method
 from soseleto.training.options import Checkpoints, Inputs
 from soseleto.weights import Weights
 from tiny_pictures import Stop, pictures, small_net, stopping, trained, wrong
-from two_views import EYE, B, C, T, batch, close, descend, entropy, net, task
+from two_views import EYE, B, C, T, batch, close, descend, entropy, follow, net, task
 
 # FixMatch
 
@@ -58,9 +58,7 @@ def test_a_step_of_fixmatch_against_a_loop(views: int) -> None:
                 if some[-1]:
                     of_source = of_source + entropy(EYE[q.argmax()], p[T + view * B + i]) / (views - 1) / B
         descend(slow, of_target + 0.7 * of_source)
-        decay = min(0.5, (1 + step) / (10 + step))
-        for old, new in zip(mean.state_dict().values(), slow.state_dict().values(), strict=True):
-            old.copy_(decay * old + (1 - decay) * new if new.is_floating_point() else new)
+        follow(mean, slow, min(0.5, (1 + step) / (10 + step)))
         assert state.weights is not None
         assert state.weights.values.tolist() == pytest.approx(weights, rel=1e-6)
         assert float(numbers["source_loss"]) == pytest.approx(float(of_source.detach()))
@@ -269,6 +267,7 @@ def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.Monkey
         (FixMatch(), {"inputs": Inputs(augment=Augment(flip=True))}, "FixMatch needs two views of every image"),
         (DivideMix(), {"inputs": Inputs(augment=Views())}, r"takes two views of every image, got 3"),
         (FixMatch(), {"loss": partial(soseleto.cross_entropy)}, "the method 'fixmatch' is for class labels"),
+        (Strong(), {"loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:

@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import soseleto
 import two_views
 from experiments.methods.strong_pair import StrongPair
-from soseleto.data import Augment, Views
 from soseleto.data.batches import ExampleRandom
 from soseleto.data.views import UnlabelledViews
 from soseleto.errors import TrainingError, UsageError
@@ -25,9 +23,9 @@ from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
 from soseleto.schedules import linear
 from soseleto.training.fit import fit
-from soseleto.training.options import Checkpoints, Inputs
+from soseleto.training.options import Checkpoints
 from tiny_pictures import Stop, pictures, small_net, stopping, trained
-from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, net
+from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, descend, follow, net
 
 task = partial(two_views.task, make_schedule=linear)
 
@@ -214,14 +212,8 @@ def test_a_step_against_a_loop(method: Strong) -> None:
         p = slow(inputs).softmax(1)
         losses = [-sum(classes[i, c] * p[i, c].log() for c in range(C)) for i in range(B + T)]
         a = T / (B + T) if method.target_share is None else method.target_share
-        slow.zero_grad()
-        ((1 - a) * sum(losses[:B]) / B + a * sum(losses[B:]) / T).backward()
-        with torch.no_grad():
-            for parameter in slow.parameters():
-                parameter -= 0.1 * parameter.grad
-            decay = min(method.teacher, (1 + step) / (10 + step))
-            for mean, value in zip(teacher.state_dict().values(), slow.state_dict().values(), strict=True):
-                mean.copy_(decay * mean + (1 - decay) * value if value.is_floating_point() else value)
+        descend(slow, (1 - a) * sum(losses[:B]) / B + a * sum(losses[B:]) / T)
+        follow(teacher, slow, min(method.teacher, (1 + step) / (10 + step)))
         weights.append(r.gather(1, source.labels[:, None]).squeeze(1).float())
         assert torch.allclose(state.weights.values, weights[-1])
         counts = [math.comb(t + 7, 8) for t in range(1, step + 2)]  # t(t + 1)···(t + 7), but for a factor
@@ -241,19 +233,6 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
 
 
 # The recipe
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"method": Strong(), "inputs": Inputs(augment=Augment(flip=True))}, "the method Strong needs two views"),
-        ({"inputs": Inputs(augment=Views())}, "the method 'soseleto' takes one view"),
-        ({"method": Strong(), "loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        trained(small_net(), **options)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import ask_at, points, terminate
+from parallel.test_ranks import points, terminate
 from ranks import together
+from small_tasks import ask_at
 from soseleto.data import TargetCycle
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import Reshaped, ask_at, message, points, require_close, require_words, terminate, train
+from parallel.test_ranks import Reshaped, message, points, require_close, require_words, terminate, train
 from ranks import together
+from small_tasks import ask_at
 from soseleto.methods import Ordinary
 from soseleto.parallel.reducer import Reducer
 from soseleto.pieces import label_doubt, preconditioned, target_share

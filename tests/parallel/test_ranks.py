@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import METHODS
 from ranks import together
+from small_tasks import ask_at
 from soseleto.data import Augment
 from soseleto.errors import RankLost
 from soseleto.methods import Mixed, Ordinary, TargetOnly
@@ -120,24 +121,6 @@ def test_ranks_train_what_one_process_does() -> None:
         assert isinstance(answer, dict), answer
         for name in CASES:
             require_close(alone[name], answer[name])
-
-
-def ask_at(step: int, then: Callable[[], None]) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """An optimizer that calls ``then`` at the end of its given step."""
-
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9)
-        taken = [0]
-
-        def count(*_: object) -> None:
-            taken[0] += 1
-            if taken[0] == step:
-                then()
-
-        made.register_step_post_hook(count)
-        return made
-
-    return make
 
 
 def terminate() -> None:
@@ -263,14 +246,6 @@ def test_ranks_with_different_settings_stop_with_all_differences() -> None:
     for sentence in first:
         assert "Error: the ranks were started with different settings, since " in sentence
         assert sentence.endswith(": give every rank the same.")
-
-
-def test_several_processes_without_a_reducer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(soseleto.UsageError, match=r"one of 4 processes .* write `with soseleto.ranks\(\) as reducer:`"):
-        train(None)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    train(None, epochs=1)
 
 
 def test_torchrun_runs_the_command_line(tmp_path: Path) -> None:

@@ -43,12 +43,6 @@ def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], wor
         train(None, epochs=1, **changes)
 
 
-def bad_source(*places: int) -> tuple[Tensor, Tensor]:
-    inputs, labels = points(58, 0)
-    inputs[list(places)] = torch.nan
-    return inputs, labels
-
-
 # Memory
 
 
@@ -100,9 +94,11 @@ class Kept:
         self.closed += 1
 
 
-def test_every_epoch_reaches_the_loggers() -> None:
-    kept = Kept()
-    train(None, epochs=2, progress=kept)
+def test_every_epoch_reaches_the_loggers_and_every_event_the_functions_beside_them() -> None:
+    kept, events = Kept(), list[str]()
+    train(None, epochs=2, progress=[lambda event, record: events.append(event), kept, lambda *_: events.append("too")])
+    assert events.count("start") == 1
+    assert events.count("too") == len(events) / 2
     assert [step for step, _ in kept.seen] == [8, 16]
     assert {"source_loss", "target_loss", "mean_weight"} <= kept.seen[0][1].keys()
     assert all(type(number) is float for _, numbers in kept.seen for number in numbers.values())
@@ -110,9 +106,10 @@ def test_every_epoch_reaches_the_loggers() -> None:
 
 
 def test_a_failed_training_closes_its_loggers() -> None:
-    kept = Kept()
+    kept, (inputs, labels) = Kept(), points(58, 0)
+    inputs[5] = torch.nan
     with pytest.raises(TrainingError):
-        train(None, source=bad_source(5), progress=kept)
+        train(None, source=(inputs, labels), progress=kept)
     assert kept.closed == 1
 
 

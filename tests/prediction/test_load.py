@@ -18,13 +18,13 @@ from PIL import Image
 from torch import nn
 
 import soseleto
-from soseleto.cli.main import main
 from soseleto.data.read import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
 from soseleto.prediction import export
 from soseleto.prediction.export import export_onnx
 from soseleto.run_folder.folder import CALIBRATION, RunFolder
+from typing_in import run
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -138,15 +138,8 @@ def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int
 def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
     seconds = np.arange(60.0) % 20
     x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
-    soseleto.fit(
-        nn.Linear(2, 2),
-        (x, y),
-        (x[:20], y[:20]),
-        epochs=1,
-        inputs=soseleto.Inputs(standardize=True),
-        device="cpu",
-        out=tmp_path / "run",
-    )
+    given: Any = {"inputs": soseleto.Inputs(standardize=True), "device": "cpu", "out": tmp_path / "run"}
+    soseleto.fit(nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, **given)
     loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
     file = export_onnx(loaded, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
@@ -183,24 +176,19 @@ def test_an_exported_model_that_answers_differently_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_predict_names_labels_images(
-    trained: soseleto.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_names_labels_images(trained: soseleto.Result, tmp_path: Path) -> None:
     x, _ = images(3, seed=4)
     (tmp_path / "new").mkdir()
     for at, image in enumerate(x):
         Image.fromarray(image[0].numpy()).save(tmp_path / "new" / f"{at}.png")
-    with pytest.raises(SystemExit) as left:
-        main(["predict", str(out_of(trained)), str(tmp_path / "new"), str(tmp_path / "new" / "1.png")])
-    assert left.value.code == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    printed = run("predict", out_of(trained), tmp_path / "new", tmp_path / "new" / "1.png")
+    rows = list(csv.DictReader(io.StringIO(printed)))
     assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "2.png", "1.png"]
     sure, best = trained.predict_proba(x).max(1)
     assert [row["label"] for row in rows[:3]] == [CLASSES[i] for i in best]
     assert [float(row["probability"]) for row in rows[:3]] == pytest.approx(sure.tolist(), abs=1e-4)
     out = tmp_path / "answers.json"
-    with pytest.raises(SystemExit):
-        main(["predict", str(out_of(trained)), str(tmp_path / "new"), "--format", "json", "--out", str(out)])
+    run("predict", out_of(trained), tmp_path / "new", "--format", "json", "--out", out)
     assert [row["label"] for row in json.loads(out.read_text())] == [row["label"] for row in rows[:3]]
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from fabricated import add_probe_columns, fabricate
-from soseleto.cli.main import main
 from soseleto.report import write_report
 from soseleto.report.export import describe_list, export_ranking
 from soseleto.report.html import render
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import is_suspect, with_audit
+from soseleto.run_folder.ranking import is_suspect, least_suspicious, most_suspicious_first, suspect_rows, with_audit
+from typing_in import typed
 
 BASIS = "assumes random mistakes"
 
@@ -101,16 +101,35 @@ def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     assert describe_list(run.path) == "19 suspects: precision 70 % (60 to 80; audited), recall 70 % (60 to 80; audited)"
 
 
-def test_transfer_mode_is_about_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transfer_mode_is_about_weights(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=60, truth=False, epochs=2)
     run.write_config({"mode": "transfer", "seed": 0})
     assert is_suspect(run.ranking()).any()
     text = text_of(render(run.path).split("</style>")[1])
     assert "suspect" not in text.lower().replace("suspects.json", "")
     assert "Lowest-ranked examples" in text
-    with pytest.raises(SystemExit) as end:
-        main(["rank", str(run.path), "--suspects"])
-    assert end.value.code == 2
-    assert "--worst N`" in capsys.readouterr().err
+    said = typed("rank", run.path, "--suspects")
+    assert said.code == 2
+    assert "--worst N`" in said.err
     assert "is_label_issue" not in rows(export_ranking(run.path, worst=3))[0]
     assert write_report(run.path).exists()
+
+
+WITH_PROBES = {
+    "label": np.array(["a", "b", "a", "b", "a"]),  # best example first
+    "weight": np.array([1.0, 0.9, 0.8, 0.05, 0.0]),
+    "mislabelled_probability": np.array([0.1, 0.7, 0.2, 0.9, 0.8]),
+    "is_label_issue": np.array([False, False, False, True, True]),
+    "suggested_label": np.array(["a", "b", "a", "a", "a"]),
+}
+
+
+def test_the_most_probable_suspects_come_first() -> None:
+    assert most_suspicious_first(WITH_PROBES).tolist() == [3, 4, 1, 2, 0]
+    assert suspect_rows(WITH_PROBES).tolist() == [3, 4]
+    unknown = {**WITH_PROBES, "mislabelled_probability": np.array([0.1, 0.7, 0.2, np.nan, 0.8])}
+    assert most_suspicious_first(unknown).tolist() == [4, 3, 1, 2, 0]
+
+
+def test_the_least_suspicious_of_each_class() -> None:
+    assert {name: rows.tolist() for name, rows in least_suspicious(WITH_PROBES).items()} == {"a": [0, 2], "b": [1]}

@@ -15,6 +15,7 @@ from PIL import Image
 import accessibility
 from browser import Browser, needs_browser
 from fabricated import add_probe_columns, fabricate, fabricate_images
+from report.test_lists import text_of
 from soseleto.data import Examples, Problem
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
@@ -47,10 +48,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.fixture(scope="module")
 def page(run: RunFolder) -> str:
     return render(run.path)
-
-
-def text_of(page: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
 def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:

@@ -13,12 +13,12 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate_images
 from reviewing import open_review, press, serving
-from soseleto.cli.main import main
 from soseleto.errors import DataError
 from soseleto.review.audit import Audit, prepare
 from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.review.server import Review
 from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
+from typing_in import typed
 
 SMALL = {"audit": True, "checks": 8}
 
@@ -46,13 +46,6 @@ def check(run: RunFolder, count: int, options: dict[str, Any] = SMALL) -> list[s
         answer(review, name)
     review.decisions.close()
     return todo
-
-
-def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([str(one) for one in arguments])
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def test_an_interrupted_audit_continues_with_the_same_sample(run: RunFolder) -> None:
@@ -138,16 +131,16 @@ def test_the_page_does_not_show_what_the_model_says(run: RunFolder) -> None:
     review.decisions.close()
 
 
-def test_bad_options_are_one_sentence(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("audit", run.path, "--summary") == 2
-    assert "has not been audited yet: type `soseleto audit" in capsys.readouterr().err
-    check(run, 1)
+def test_bad_options_are_one_sentence(run: RunFolder) -> None:
     for options, message in (
+        (["--summary"], "has not been audited yet: type `soseleto audit"),
         (["--checks", 0], "--checks must be between 1 and 1000, got 0"),
         (["--summary", "--checks", 5], "leave --checks out"),
     ):
-        assert call("audit", run.path, *options) == 2
-        assert message in capsys.readouterr().err
+        said = typed("audit", run.path, *options)
+        assert said.code == 2
+        assert message in said.err
+    check(run, 1)
     assert len(prepare(run, checks=10).ids()) == 20  # more checks are possible
     (run.path / "audit.json").write_text("{}")
     with pytest.raises(DataError, match=r"audit.json cannot be read"):

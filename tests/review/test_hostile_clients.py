@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from fabricated import fabricate_images
+from review.test_review import ask, drop_first
 from reviewing import serving
 from soseleto.review.server import Server
 from soseleto.run_folder.folder import RunFolder
@@ -42,16 +41,6 @@ def answer(client: socket.socket) -> bytes:
     return content
 
 
-def decide(server: Server) -> None:
-    """What the browser does."""
-    body = json.dumps({"row": server.review.queue.rows[0], "action": "drop"}).encode()
-    own = {"Cookie": f"{server.cookie}={server.review.session}", "Origin": f"http://{server.host}"}
-    connection = http.client.HTTPConnection(server.host, timeout=5)
-    connection.request("POST", "/decide", body, {**own, "Content-Type": "application/json"})
-    assert connection.getresponse().status == 200
-    connection.close()
-
-
 NONSENSE = {
     "nothing": b"\r\n\r\n",
     "noise": bytes(range(256)) * 8,
@@ -76,7 +65,7 @@ def test_nonsense_is_answered_or_dropped(server: Server, kind: str) -> None:
             client.sendall(NONSENSE[kind].replace(b"{host}", server.host.encode()))
         received = answer(client)
     assert not received or received.startswith((b"HTTP/1.0 4", b"HTTP/1.0 5"))
-    decide(server)
+    assert ask(server, "POST", "/decide", drop_first(server))[0] == 200  # what the browser does
 
 
 def test_an_unexpected_error_is_answered(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

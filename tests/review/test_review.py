@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -310,29 +309,19 @@ def test_the_page_is_accessible(run: RunFolder, browser: Browser, theme: str) ->
         browser.plain()
 
 
-def start(run: RunFolder) -> tuple[subprocess.Popen[str], str]:
+@needs_browser
+def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
     command = [sys.executable, "-m", "soseleto", "review", str(run.path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("review: http://127.0.0.1:"), line
-    return process, line.removeprefix("review: ").strip()
-
-
-def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
-    process.send_signal(number)
-    printed, _ = process.communicate(timeout=60)
-    return printed
-
-
-@needs_browser
-def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
-    process, link = start(run)
-    browser.open(link)
+    browser.open(line.removeprefix("review: ").strip())
     browser.wait("!document.getElementById('example').hidden")
     for key in "dkd":
         press(browser, key)
-    stop(process, signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=60)
     browser.press("d")
     browser.wait("document.getElementById('trouble').innerText.includes('all earlier decisions are kept')")
     assert browser.text("#counts").startswith("3 of 12")  # an unsaved decision is not shown as decided

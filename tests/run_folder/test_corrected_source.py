@@ -11,34 +11,24 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from soseleto.cli.main import main
+from fabricated import saved
 from soseleto.data import Examples, Reading, as_examples
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Decision, Decisions, export_source
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
+from typing_in import run as command
 
 N, FEATURES = 30, 20  # more features than a ranking holds
 DROPPED = (3, 17)
 LABELS = ["007", "7", "1e3"]
 
 
-def table() -> dict[str, list[object]]:
+def table() -> pandas.DataFrame:
     values = np.random.default_rng(0).normal(size=(N, FEATURES))
     columns: dict[str, list[object]] = {f"feature {i}": values[:, i].tolist() for i in range(FEATURES)}
-    return {"key": [f"r{row}" for row in range(N)], **columns, "label": [LABELS[row % 3] for row in range(N)]}
-
-
-def write(path: Path, columns: dict[str, list[object]]) -> Path:
-    """The table in the format of the path's ending."""
-    frame = pandas.DataFrame(columns)
-    if path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    elif path.suffix == ".parquet":
-        frame.to_parquet(path, index=False)
-    else:
-        frame.to_json(path, orient="records", lines=True, double_precision=15)
-    return path
+    labels = [LABELS[row % 3] for row in range(N)]
+    return pandas.DataFrame({"key": [f"r{row}" for row in range(N)], **columns, "label": labels})
 
 
 def images(folder: Path) -> Path:
@@ -59,9 +49,9 @@ def listed(folder: Path) -> Path:
 
 
 MAKERS = {
-    ".csv": lambda tmp: write(tmp / "s.csv", table()),
-    ".parquet": lambda tmp: write(tmp / "s.parquet", table()),
-    ".jsonl": lambda tmp: write(tmp / "s.jsonl", table()),
+    ".csv": lambda tmp: saved(table(), tmp / "s.csv"),
+    ".parquet": lambda tmp: saved(table(), tmp / "s.parquet"),
+    ".jsonl": lambda tmp: saved(table(), tmp / "s.jsonl"),
     "folder": lambda tmp: images(tmp / "images"),
     "manifest": lambda tmp: listed(tmp / "images"),
 }
@@ -135,7 +125,7 @@ def test_arrays_are_corrected_where_they_were_made(tmp_path: Path) -> None:
 
 
 def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
-    run, _ = trained_on(write(tmp_path / "s.csv", table()), tmp_path / "run")
+    run, _ = trained_on(saved(table(), tmp_path / "s.csv"), tmp_path / "run")
     lines = (tmp_path / "s.csv").read_text().splitlines()
     (tmp_path / "s.csv").write_text("\n".join([lines[0], *sorted(lines[1:])]) + "\n")
     with pytest.raises(DataError, match=r"s.csv has changed since the training: restore it, or train again"):
@@ -145,17 +135,9 @@ def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
 
 
-def typed(*words: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert end.value.code == 0
-
-
-def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_suspects_and_copies_of_target_examples_are_corrected(tmp_path: Path) -> None:
     """Rows 28 and 29 were left out of the training because the target has them, with other labels."""
-    source = write(tmp_path / "s.csv", table())
+    source = saved(table(), tmp_path / "s.csv")
     run, before = trained_on(source, tmp_path / "run")
     ranking = {name: values[:28] for name, values in run.ranking().items()}
     run.write_ranking({**ranking, "suggested_label": ["1e3"] * 28})
@@ -175,8 +157,7 @@ def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
         "relabel": "29 examples, 1 dropped, 4 relabelled, 2 of them because they are in the target\n",
     }.items():
         out = tmp_path / f"{undecided}.csv"
-        typed("review", run.path, "--export", out, "--suspects", undecided)
-        assert said in capsys.readouterr().out
+        assert said in command("review", run.path, "--export", out, "--suspects", undecided)
         expected = dict(decided)
         if undecided == "drop":
             del expected["r17"]

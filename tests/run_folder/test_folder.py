@@ -22,21 +22,6 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_create_refuses_other_files_and_leaves_them(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")  # too common a name to mark a run
-    with pytest.raises(UsageError, match="not a soseleto run: give --out"):
-        RunFolder.create(tmp_path)
-    assert (tmp_path / "config.json").read_text() == "{}"
-    for path in (tmp_path / "config.json", tmp_path / "config.json" / "run"):
-        with pytest.raises(UsageError, match="json is a file, but a run needs a folder"):
-            RunFolder.create(path)
-
-
-def test_a_run_is_never_written_over(run: RunFolder) -> None:
-    with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
-        RunFolder.create(run.path)
-
-
 def test_open_names_what_is_wrong(run: RunFolder, tmp_path: Path) -> None:
     assert RunFolder.open(run.path).config()["seed"] == 3
     with pytest.raises(UsageError, match=r"there is no run folder .*firts \(did you mean '.*first'\?\)"):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto.data import Examples, symmetric
+from soseleto.data import Examples, LazyDataset, symmetric
+from soseleto.data.feeding import make_prepare
 from soseleto.errors import UsageError
 from soseleto.models.architectures import mlp
 from soseleto.report import write_report
@@ -23,7 +24,8 @@ from soseleto.suspects.cross_fit import Judgement
 from soseleto.suspects.probes import plant
 from soseleto.suspects.rates import Estimate, judge
 from soseleto.suspects.suspects import Evidence, Suspects
-from soseleto.training.data import Data
+from soseleto.training.data import Data, wrong_share
+from zoo import Lambda
 
 CLASSES = 4
 
@@ -123,7 +125,6 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"probes": 1.5}, "between 0 and 1, or 'auto', got 1.5"),
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
         ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
@@ -298,3 +299,42 @@ def test_a_target_of_one_class_gives_no_suspects(without: int) -> None:
     assert any("too few of the source's classes" in message for message in result.messages)
     with pytest.raises(UsageError, match="the target has too few of the source's classes"):
         result.suspects()
+
+
+# The share of wrong labels, estimated before the training
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_share_counts_no_label_of_a_class_without_target_examples(share: float) -> None:
+    seeded = torch.Generator().manual_seed(0)
+
+    def draw(n: int, classes: int) -> tuple[Tensor, Tensor]:
+        y = torch.randint(classes, (n,), generator=seeded)
+        return 2 * torch.eye(3)[y] + 0.5 * torch.randn(n, 3, generator=seeded), y
+
+    x, y = draw(900, 3)
+    wrong = (torch.rand(900, generator=seeded) < share) & (y < 2)
+    data = Data(Examples(x, torch.where(wrong, 1 - y, y)), Examples(*draw(200, 2)))
+    model = nn.Linear(3, 3)
+    found = wrong_share(model, make_prepare(data.source, model, standardize=None), data, seed=0)
+    assert found == pytest.approx(share, abs=0.08)
+    assert found <= share + 0.01
+
+
+def sequences(n: int) -> Any:
+    """Positive numbers, each repeated, in sequences of 3; from the 1000th example on of 9."""
+    numbers = torch.randint(1, 50, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    return [([number] * (3 if at < 1000 else 9), int(number > 25)) for at, number in enumerate(numbers)]
+
+
+def padded(items: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
+    rows = [torch.tensor(row) for row, _ in items]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([label for _, label in items])
+
+
+def test_batches_padded_to_different_lengths_have_features_of_one_width() -> None:
+    source, target = (LazyDataset(sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2), Lambda(lambda outputs: outputs.mean(1)))
+    found = wrong_share(model, make_prepare(source, model, standardize=None), Data(source, target), seed=0)
+    assert found is not None
+    assert 0 <= found < 1

@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import soseleto
 from experiments.methods import METHODS, Luo, MatchingNetworks
 from experiments.methods.early_stopping import EarlyStopping
 from experiments.methods.matching import Attention
+from small_tasks import ask_at
 from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import Mixed
@@ -55,29 +57,12 @@ def ask(number: signal.Signals) -> Callable[[], None]:
     return lambda: signal.raise_signal(number)
 
 
-def optimizer(at: int = 0, then: Callable[[], None] = crash) -> Any:
-    """Adam, which at its step ``at`` does ``then``."""
-
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made = torch.optim.Adam(list(parameters), lr=0.01)
-        taken = [0]
-
-        def count(*_: object) -> None:
-            taken[0] += 1
-            if taken[0] == at:
-                then()
-
-        made.register_step_post_hook(count)
-        return made
-
-    return make
-
-
 def fit(out: Path | None, at: int = 0, then: Callable[[], None] = crash, **changes: Any) -> soseleto.Result:
     """24 steps, 8 an epoch; a checkpoint every 5."""
     given: dict[str, Any] = {
         "model": net(), "source": points(64, 0), "target": points(20, 1), "epochs": 3,
-        "batch_size": 8, "target_batch_size": 10, "optimizer": optimizer(at, then), "device": "cpu", "out": out,
+        "batch_size": 8, "target_batch_size": 10, "device": "cpu", "out": out,
+        "optimizer": ask_at(at, then, partial(torch.optim.Adam, lr=0.01)),
         "checkpoints": Checkpoints(steps=None if out is None else 5),
     }  # fmt: skip
     return soseleto.fit(**{**given, **changes})

@@ -274,20 +274,27 @@ def test_bad_input_gets_one_sentence(changes: dict[str, Any], words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_the_core_imports_with_torch_and_numpy_alone() -> None:
+def test_the_core_imports_with_torch_and_numpy_alone(tmp_path: Path) -> None:
     import subprocess
     import sys
 
     script = """
 import sys, torch
-extra = {"pyarrow", "safetensors", "typer", "rich", "jinja2", "matplotlib", "PIL", "scipy", "sklearn"}
+extra = {"pyarrow", "safetensors", "typer", "rich", "jinja2", "matplotlib", "PIL", "scipy", "sklearn", "pandas"}
 sys.modules |= dict.fromkeys(extra)  # importing one raises ImportError
 import soseleto
 x, y = torch.randn(40, 2), torch.randint(2, (40,))
 result = soseleto.fit(torch.nn.Linear(2, 2), (x, y), (x[:8], y[:8]), epochs=2)
 assert result.weights.shape == (40,)
+try:
+    soseleto.data.as_examples(sys.argv[1], name="source")
+except soseleto.errors.DataError as error:
+    print(error)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    (tmp_path / "a.csv").write_text("a,label\n1,2\n")
+    command = [sys.executable, "-c", script, str(tmp_path / "a.csv")]
+    said = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
+    assert "needs pyarrow, which is not installed: type pip install" in said
 
 
 def test_channels_last_is_a_matter_of_layout_alone() -> None:

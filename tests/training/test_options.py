@@ -19,11 +19,7 @@ from soseleto.run_folder.folder import RunFolder
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import as_losses, as_probes
 from soseleto.training.progress import as_watchers
-
-
-def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
-    return inputs, inputs[:, :3].argmax(1)
+from training.test_checkpoint import points
 
 
 def net(outputs: int = 3) -> nn.Module:
@@ -52,7 +48,7 @@ def test_batch_sizes_follow_the_size_of_the_source_without_its_probes() -> None:
 # Shorthands
 
 
-def test_probes_and_losses_in_every_form() -> None:
+def test_shorthands_in_every_form() -> None:
     assert as_probes("auto") == Probes()
     assert as_probes(0.3) == Probes(share=0.3)
     assert as_probes(None) == as_probes(0) == Probes(share=0.0)
@@ -63,31 +59,9 @@ def test_probes_and_losses_in_every_form() -> None:
     of_source, of_target = soseleto.cross_entropy, soseleto.squared_error
     assert as_losses(of_source, "noisy") == (of_source, of_source)
     assert as_losses((of_source, of_target), "transfer") == (of_source, of_target)
-
-
-class Kept:
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.closed = 0
-
-    def log(self, step: int, numbers: Any) -> None:
-        self.steps.append(step)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def test_progress_takes_functions_and_loggers_together() -> None:
-    events: list[str] = []
-    kept = Kept()
-    fit(progress=[lambda event, record: events.append(event), kept, lambda event, record: events.append(event)])
-    assert events.count("start") == 2
-    assert kept.steps == [4, 8]
-    assert kept.closed == 1
     assert as_watchers(False) == as_watchers([]) == ([], [])
     (live,), loggers = as_watchers(True)
-    assert type(live).__name__ == "LiveLine"
-    assert loggers == []
+    assert (type(live).__name__, loggers) == ("LiveLine", [])
 
 
 def test_pairs_of_losses_heads_and_balanced_batches_reach_the_training(tmp_path: Path) -> None:
@@ -100,19 +74,9 @@ def test_pairs_of_losses_heads_and_balanced_batches_reach_the_training(tmp_path:
     )  # fmt: skip
     assert result.model.target_head is head
     config = RunFolder(tmp_path / "run").config()
-    named = (
-        "loss",
-        "target_loss",
-        "target_batch_size",
-        "balanced_target",
-        "lr",
-        "weight_decay",
-        "optimizer",
-        "project",
-    )
-    assert [config[name] for name in named] == [
-        "cross_entropy", "smoothed", 9, True, 0.05, 1e-3, "sgd", "x",
-    ]  # fmt: skip
+    named = {"loss": "cross_entropy", "target_loss": "smoothed", "target_batch_size": 9, "balanced_target": True}
+    named |= {"lr": 0.05, "weight_decay": 1e-3, "optimizer": "sgd", "project": "x"}
+    assert {name: config[name] for name in named} == named
 
 
 # Classification is a matter of labels and outputs, not of the loss
@@ -139,12 +103,8 @@ def test_what_is_a_classification() -> None:
     assert counts.task == "regression"
     assert counts.predict(points(5, 2)[0]).shape == (5, 1)
     assert set(counts.evaluate(counted(9, 2))) == {"loss"}
-
-
-def test_a_regression_has_no_suspects() -> None:
-    result = fit(model=net(1), source=counted(60, 0), target=counted(20, 1), loss=soseleto.squared_error, epochs=1)
     with pytest.raises(UsageError, match="a regression has no classes, so there are no suspects"):
-        result.suspects()
+        counts.suspects()
 
 
 def counted(n: int, seed: int) -> tuple[Tensor, Tensor]:

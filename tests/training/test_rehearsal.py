@@ -99,14 +99,6 @@ def test_a_missing_package_is_named_before_the_first_step(
     assert not steps
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    steps: list[str] = []
-    with pytest.raises(SoseletoError, match=r"cannot be written|is a file"):
-        fit(flat(), out=tmp_path / "file" / "run", progress=lambda event, record: steps.append(event))
-    assert not steps
-
-
 @pytest.mark.parametrize("probes", [None, "auto"])
 def test_the_result_is_the_same_without_a_rehearsal(
     probes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from soseleto.errors import UsageError
 from soseleto.methods import Strong
 from soseleto.task.optimizers import adamw
 from soseleto.training.fit import fit
-from soseleto.training.options import Checkpoints, Inputs
-from tiny_pictures import Stop, stopping
+from soseleto.training.options import Inputs
 from two_views import close, task
 
 WORDS, LONGEST = 12, 9
@@ -87,19 +85,6 @@ def test_wrong_labels_are_doubted(kind: str) -> None:
     assert result.config["augment_source"] == result.config["augment_target"] == repr(views)
     assert (result.config["settings"]["mixup"] == 0.0) == (kind == "texts")
     assert kind == "texts" or (result.config["lr"], result.config["weight_decay"]) == (0.03, 0.0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    whole = trained(kind, 3, optimizer=stopping(0), out=tmp_path / "whole")
-    kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=4, seconds=None)}
-    with pytest.raises(Stop):
-        trained(kind, 3, optimizer=stopping(10), **kept)
-    found = trained(kind, 3, optimizer=stopping(0), **kept)
-    assert "resumed after step 8" in found.messages
-    for name, value in found.model.state_dict().items():
-        assert torch.equal(value, whole.model.state_dict()[name]), name
-    assert torch.equal(found.scores, whole.scores)
 
 
 @pytest.mark.parametrize("method", [FixMatch(threshold=0.5), Strong(mixup=0.0)], ids=lambda one: one.name)
