@@ -92,9 +92,6 @@ def test_copies_are_no_probes() -> None:
     assert planted.probes is not None
     assert len(planted.probes) == 45
     assert not (planted.source.inputs[500:, None] == copied).all(2).any()  # type: ignore[union-attr]
-    every = Examples(target.inputs.repeat(2, 1), target.labels.repeat(2))
-    with pytest.raises(UsageError, match="0 target examples have no copies"):
-        Data(source, every).with_probes(soseleto.Probes(share=0.3), seed=0)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.97])

@@ -111,21 +111,21 @@ def plant(
 ) -> Planted:
     """Move ``share`` of the target to the end of the source; every class has its share of the probes.
 
-    among: (m,) which examples may be probes: those without copies, which would be trained on as target or source too
+    among: (m,) which examples may be probes, if they are enough: those without copies, which would be trained on as
+        target or source too
 
     With ``labels_before`` (one for each target example, -1 where it is unknown) probes are taken from those that have
     one, and get these labels; those of a class without target examples are left out.
     """
     classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
-    labels, known = truth, torch.ones(len(truth), dtype=torch.bool) if among is None else among
+    enough = among is not None and int(among.sum()) >= FEWEST
+    labels, known = truth, among if among is not None and enough else torch.ones(len(truth), dtype=torch.bool)
     if labels_before is not None:
         labels = checked_before(labels_before, truth, classes)
         known = known & torch.isin(labels, truth.unique())
     places = known.nonzero().flatten()
     m = min(number_of_probes(share, len(source), len(target)), len(places))
-    if m < FEWEST:
-        raise UsageError(f"{len(places)} target examples have no copies, and {FEWEST} probes are needed: say probes=0.")
     chosen = places[_in_proportion(truth[places], m, classes, seed)]
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False
