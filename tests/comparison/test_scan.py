@@ -146,6 +146,26 @@ def test_the_commands_on_labels_that_are_numbers(tmp_path):
     assert np.corrcoef(predicted, y[:60])[0, 1] > 0.9
 
 
+def test_what_numbers_are_refused_and_copies_of_them_share_a_fold():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(240, 6)).astype(np.float32), draw.normal(size=240).astype(np.float32)
+    source, target = (x[:200], y[:200]), (x[200:], y[200:])
+    nothing = y[:200].copy()
+    nothing[3] = np.nan
+    for sides, changes, sentence in (
+        ((source, (x[200:204], y[200:204])), {}, "and at least 10 are needed: give more of them"),
+        (((x[:200], nothing), target), {}, "some labels are NaN or infinite"),
+        ((source, target), {"labels_before": np.zeros(40)}, "labels_before has no effect on labels that are numbers"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            soseleto.scan(*sides, **changes)
+    copied = [np.repeat(side, 4, axis=0) for side in target]
+    forest = HistGradientBoostingRegressor(min_samples_leaf=1, random_state=0)  # which knows a copy's value
+    judgement = soseleto.scan(source, tuple(copied), learner=forest).evidence.judgement
+    assert np.median(-judgement.of_trusted) > 0.4
+    assert judgement.trusted_count < 80
+
+
 @pytest.mark.parametrize("learner", [None, HistGradientBoostingRegressor(random_state=0)])
 def test_numbers_are_judged_by_their_residuals(learner, tmp_path):
     x, y = make_friedman1(2000, noise=1.0, random_state=0)

@@ -6,8 +6,8 @@ all folds. The model that is kept is SOSELETO's, unless a baseline is better by 
 paired difference. The target alone need only be better where the source does harm: where it beats mixed training too,
 beyond the 95 % interval of their difference.
 
-Where the main training has probes, SOSELETO's model has a training of its own in the comparison: the main one plants a
-part of its target in the source, half of it with wrong labels, which would count against it.
+Where the main training has probes, SOSELETO's model has a training of its own in the comparison: the main one
+moves a part of its target into the source.
 """
 
 from __future__ import annotations

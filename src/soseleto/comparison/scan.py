@@ -73,7 +73,7 @@ def scan(
             left as it is. By default the inputs themselves are the features.
         precision: the share of the suspects that should really be mislabelled.
         labels_before: of the target's examples, from before they were checked, -1 where unknown: where they were picked
-            from the source, these show how mistakes look, and how many there are.
+            from the source, the share of wrong labels is counted on these.
         inputs: how inputs are standardised, as in ``fit``.
         out: the run folder to write.
         notes: further entries for its ``config.json``.
@@ -240,8 +240,13 @@ def _answered(
     missing: tuple[int, ...] = ()
     found: Beliefs | Residuals
     if network.kind == "regression":
+        if options.probes.labels_before is not None:
+            raise UsageError("labels_before has no effect on labels that are numbers: leave it out.")
+        if not all(np.isfinite(side).all() for side in labels):
+            raise UsageError("some labels are NaN or infinite: leave these examples out.")
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
-        found = cross_fit_values(features[0], labels[0], features[1], labels[1], learner=learner, seed=options.seed)
+        settings: dict[str, Any] = {"learner": learner, "seed": options.seed, "groups": groups}
+        found = cross_fit_values(features[0], labels[0], features[1], labels[1], **settings)
         evidence = Evidence.of_values(found, found.predicted)
     else:
         if too_many_classes(data.source, data.target):

@@ -97,14 +97,7 @@ def cross_fit(
     before: (m,) labels of the trusted examples from before they were checked, -1 where unknown
     """
     learner = logistic_regression() if learner is None else learner
-    draw = np.random.default_rng(seed)
-    if groups is None:
-        folds, of_trusted = fold_of(labels, draw), fold_of(trusted_labels, draw)
-    else:
-        folds, of_trusted = fold_of(labels, draw, groups[0]), fold_of(trusted_labels, draw, groups[1])
-        numbers, first = np.unique(groups[1], return_index=True)
-        shared = np.isin(groups[0], numbers)
-        folds[shared] = of_trusted[first[np.searchsorted(numbers, groups[0][shared])]]
+    folds, of_trusted = folds_of_both(labels, trusted_labels, groups, seed)
     known = np.isin(labels, trusted_labels)  # a label of any other class cannot be judged by trusted examples
     n, m = len(labels), len(trusted_labels)
 
@@ -226,6 +219,20 @@ def believed(
     return belief, posterior(of_trusted, trusted_labels)[np.arange(len(trusted_labels)), trusted_labels]
 
 
+def folds_of_both(
+    labels: Array, trusted_labels: Array, groups: tuple[Array, Array] | None, seed: int
+) -> tuple[Array, Array]:
+    """The folds of source and trusted examples; those of one group are in one fold, on whichever side they are."""
+    draw = np.random.default_rng(seed)
+    if groups is None:
+        return fold_of(labels, draw), fold_of(trusted_labels, draw)
+    folds, of_trusted = fold_of(labels, draw, groups[0]), fold_of(trusted_labels, draw, groups[1])
+    numbers, first = np.unique(groups[1], return_index=True)
+    shared = np.isin(groups[0], numbers)
+    folds[shared] = of_trusted[first[np.searchsorted(numbers, groups[0][shared])]]
+    return folds, of_trusted
+
+
 def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = None) -> Array:
     """The fold of each example: every class spread as evenly as possible, at random; a group goes with its first."""
     if groups is not None:
@@ -268,12 +275,12 @@ def logistic_regression() -> Any:
 def fitted(learner: Any, features: Array, labels: Array, weights: Array) -> Any:
     """A clone of the learner, trained; a pipeline hands the weights to its last step."""
     from sklearn import config_context
-    from sklearn.base import clone
+    from sklearn.base import clone, is_classifier
     from sklearn.dummy import DummyClassifier
     from sklearn.pipeline import Pipeline
     from sklearn.utils.validation import has_fit_parameter
 
-    if len(np.unique(labels)) < 2:  # groups leave one class
+    if len(np.unique(labels)) < 2 and is_classifier(learner):  # groups leave one class
         return DummyClassifier(strategy="prior").fit(features, labels)
     model = clone(learner)
     last, prefix = (model.steps[-1][1], f"{model.steps[-1][0]}__") if isinstance(model, Pipeline) else (model, "")

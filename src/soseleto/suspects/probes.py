@@ -2,8 +2,7 @@
 
 It is unknown which source labels are right, but known for the probes, and the training treats both alike. So the share
 of probes below a score is how often a right label falls there (rates.py), whatever the mistakes are. If the labels that
-the target's examples had before they were checked are known, probes get these, and the wrong ones among them show how
-mistakes look.
+the target's examples had before they were checked are known, probes get these: the wrong ones among them are counted.
 """
 
 from __future__ import annotations
@@ -126,6 +125,11 @@ def plant(
         known = known & torch.isin(labels, truth.unique())
     places = known.nonzero().flatten()
     m = min(number_of_probes(share, len(source), len(target)), len(places))
+    if m < FEWEST:
+        raise UsageError(
+            f"{len(places)} target examples can be probes, and at least {FEWEST} are needed: say probes=0, or leave "
+            "labels_before out."
+        )
     chosen = places[_in_proportion(truth[places], m, classes, seed)]
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False

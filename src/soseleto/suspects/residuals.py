@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.errors import need
-from soseleto.suspects.cross_fit import FOLDS, TRUSTED_WEIGHT, Array, Judgement, fitted, fold_of
+from soseleto.errors import UsageError, need
+from soseleto.suspects.cross_fit import FOLDS, TRUSTED_WEIGHT, Array, Judgement, design_effect, fitted, folds_of_both
 
+FEWEST = 2 * FOLDS  # trusted values
 FAR = 3.0  # times the median residual
 ALPHAS = 10.0 ** np.arange(-2, 6)  # penalties of the ridge regression, chosen by cross-validation
 
@@ -37,11 +38,18 @@ def cross_fit_values(
     *,
     learner: Any = None,
     seed: int = 0,
+    groups: tuple[Array, Array] | None = None,
 ) -> Residuals:
-    """Residuals of source and trusted values, by any scikit-learn regressor that takes sample weights."""
+    """Residuals of source and trusted values, by any scikit-learn regressor that takes sample weights.
+
+    groups: as in ``cross_fit``
+    """
+    if (count := len(np.unique(trusted_values if groups is None else groups[1]))) < FEWEST:
+        what = "different values" if groups is None else "examples that are no copies"
+        raise UsageError(f"the target has {count} {what}, and at least {FEWEST} are needed: give more of them.")
     learner = ridge() if learner is None else learner
-    draw = np.random.default_rng(seed)
-    folds, of_trusted = (fold_of(np.zeros(len(side), dtype=int), draw) for side in (values, trusted_values))
+    alike, trusted_alike = np.zeros(len(values), dtype=int), np.zeros(len(trusted_values), dtype=int)  # of one class
+    folds, of_trusted = folds_of_both(alike, trusted_alike, groups, seed)
     predicted, known = np.zeros(len(values)), np.zeros(len(trusted_values))
 
     def trained(rows: Array, others: Array, weights: Array) -> Any:
@@ -65,6 +73,7 @@ def cross_fit_values(
         of_trusted=-of_right,
         labels=values,
         trusted_labels=trusted_values,
+        trusted_count=len(known) / design_effect(of_right, groups and groups[1]),
         weights=weights,
         predicted=predicted,
         model=trained(np.arange(len(values)), np.arange(len(trusted_values)), weights),

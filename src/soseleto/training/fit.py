@@ -272,6 +272,8 @@ def rehearse(loop: Loop) -> None:
         return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _check_outputs(loop)
+    if loop.data.probes is not None:
+        need("sklearn", to="suspects by probes")
     if loop.keeps:
         for package in ("PIL.Image", "pyarrow.parquet"):
             need(package, to="a run folder")

@@ -54,7 +54,7 @@ class Probes:
 
     share: the share of the target to plant, or ``"auto"``
     labels_before: the labels that the target's examples had before they were checked, -1 where unknown: probes get
-        these, and show how mistakes look too
+        these, and the wrong ones are counted
     precision: the share of the suspects that should really be mislabelled
     evidence: of a ``scan`` of the same source and target, in place of planted examples
     """
