@@ -118,10 +118,11 @@ def test_the_strong_recipe(
         (LARGE, {"wrong_share": 0.2, "epochs": 10}, 0.15, chain(LAST_LAYER, *SIZED), 0.3, 1.0),
         (pretrained(), {"wrong_share": 0.05}, 2.0, chain(*SIZED), 0.3, 1.0),
         (pretrained(), {"wrong_share": 0.03, "epochs": 10}, 0.09, FEW, 0.1, 1.0),
+        (pretrained(), {"wrong_share": 0.3, "judged": True, "epochs": 10}, 0.09, FEW, 0.3, "beliefs"),
     ],
 )
 def test_the_table_of_methods(
-    model: nn.Module, known: dict[str, Any], step: float, alignment: Any, share: float, first: float
+    model: nn.Module, known: dict[str, Any], step: float, alignment: Any, share: float, first: float | str
 ) -> None:
     method = chosen(model, **known)
     assert method.weight_step == pytest.approx(step)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -61,7 +61,8 @@ class Soseleto:
     weight_step: how far a weight moves at a visit when its alignment is of ordinary size; it follows the learning rate
         down. ``None`` freezes the weights, which is ordinary training. Without ``scale_by_rms`` it multiplies the
         alignment as it is, and is the paper's λ_α λ_p/nˢ.
-    initial_weight: where every α starts.
+    initial_weight: where every α starts; ``"beliefs"``: at the probabilities that labels are right, where they were
+        judged before the training (``Probes(evidence=...)``), else at 1.
     direction: what source gradients are compared with: ``running_mean``, or ``last_batch``, the paper's ∂L_t/∂θ.
     alignment: pieces that change the alignments before they move weights and scores, in order. ``last_layer`` makes
         alignments of its own, without engine and direction.
@@ -79,7 +80,7 @@ class Soseleto:
     """
 
     weight_step: float | None = 0.1
-    initial_weight: float = 1.0
+    initial_weight: float | Literal["beliefs"] = 1.0
     direction: Direction = field(default_factory=running_mean)
     alignment: Piece = field(default_factory=lambda: chain(scale_by_rms(), hold_when_vanished()))
     source_loss: SourceLoss = field(default_factory=normalized)
@@ -226,9 +227,14 @@ class Soseleto:
         assert self.weight_step is not None
         return self.weight_step * state.lr_left
 
+    def _first_weights(self, task: Task) -> Tensor | float:
+        if self.initial_weight != "beliefs":
+            return self.initial_weight
+        return 1.0 if task.beliefs is None else task.beliefs
+
     def start(self, task: Task) -> SoseletoState:
         """The state without an optimizer, for a training loop that has its own."""
-        weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
+        weights = Weights(task.n_source, initial=self._first_weights(task), device=task.device)
         slots = {slot: getattr(self, slot) for slot in SLOTS if slot != "source_loss"}
         pieces = {slot: piece for slot, piece in slots.items() if piece is not None}
         reads_layer = self.weight_step is not None and any(piece.reads_layer for piece in pieces.values())

@@ -23,6 +23,8 @@ augmented. The method, where none is given:
 | ... with convolutions               | last layer               | 1.5/epochs, 0.05-0.3 | 0.3          | doubted  |
 | ... and too small to memorise       | as few; weights from 0.7 | as few               | 0.3          | doubted  |
 | ... pretrained                      | last two blocks          | 2.0                  | 0.3          | doubted  |
+| classes, after a first answer, that | as few; weights from the | as few               | 0.3          | doubted  |
+| gives the network its head          | beliefs in the labels    |                      |              |          |
 | another loss, or a loop that does   | all layers               | 0.1                  | 0            | believed |
 | not name its classes                |                          |                      |              |          |
 | transfer mode                       | all layers               | 0.1                  | 0.5          | believed |
@@ -126,11 +128,12 @@ class DefaultMethod:
         return self._method(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
 
     def for_classes(
-        self, facts: _Model, *, many_wrong: bool, ends_in_linear: bool, epochs: int, memorises: bool
+        self, facts: _Model, *, many_wrong: bool, ends_in_linear: bool, epochs: int, memorises: bool, judged: bool
     ) -> Soseleto:
         convolutional, pretrained = facts.convolutional, facts.pretrained
-        all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
-        patient = not many_wrong or (convolutional and not memorises and not pretrained)
+        judged = judged and pretrained  # by features of this very network
+        all_layers = (many_wrong and not convolutional and not judged) or not ends_in_linear or self.engine != "auto"
+        patient = not many_wrong or judged or (convolutional and not memorises and not pretrained)
         pieces, step = SIZED, MANY_WEIGHT_STEP
         if patient:
             pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)  # type: ignore[assignment]
@@ -140,10 +143,10 @@ class DefaultMethod:
             step = convolutional_weight_step(epochs)
         by_blocks = pretrained and not patient and not convolutional and self.all_layers is None
         layers = last_blocks(facts.model, LAST_BLOCKS) if by_blocks and self.engine == "auto" else ()
-        share = MANY_SHARE if many_wrong else TARGET_SHARE
+        share = MANY_SHARE if many_wrong or judged else TARGET_SHARE
         method = self._method(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
-        if many_wrong and patient:
-            method = replace(method, initial_weight=DOUBTFUL)
+        if judged or (many_wrong and patient):
+            method = replace(method, initial_weight="beliefs" if judged else DOUBTFUL)
         scored = ends_in_linear and not method.alignment.reads_layer
         return replace(method, scores=LAST_LAYER) if scored else method
 
@@ -229,6 +232,7 @@ def resolve(
     classes: bool = False,
     ends_in_linear: bool = False,
     wrong_share: float | None = None,
+    judged: bool = False,
     method: Method | DefaultMethod | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -247,6 +251,7 @@ def resolve(
         classes: the task is noisy mode with cross-entropy of class labels that the training can see.
         ends_in_linear: the model's outputs are those of a linear layer (``training.data.ends_in_linear``).
         wrong_share: lower end of the estimated share of wrong source labels; None if it was not estimated.
+        judged: a first answer has beliefs in the source labels.
     What was chosen, None for the default:
         method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.
         weight_decay: of the default optimizer.
@@ -277,7 +282,12 @@ def resolve(
                 reason = f"at least {100 * wrong_share:.0f} % of the source labels look wrong"
             memorises = facts.memorises(n_source)
             method = change.for_classes(
-                facts, many_wrong=many, ends_in_linear=ends_in_linear, epochs=epochs, memorises=memorises
+                facts,
+                many_wrong=many,
+                ends_in_linear=ends_in_linear,
+                epochs=epochs,
+                memorises=memorises,
+                judged=judged,
             )
         else:
             method = change.for_losses(mode)

@@ -18,13 +18,14 @@ class Weights:
     that it still ranks examples whose weights tie at 0 or 1.
     """
 
-    def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
+    def __init__(self, n: int, *, initial: Tensor | float = 1.0, device: torch.device | str = "cpu") -> None:
         if n < 1:
             raise UsageError(f"there are {n} source examples: at least one is needed.")
-        if not 0.0 <= initial <= 1.0:
+        first = torch.as_tensor(initial, dtype=torch.float32)
+        if not bool(((first >= 0.0) & (first <= 1.0)).all()):
             raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
         self._hold(torch.zeros(3, n, dtype=torch.float32, device=device))
-        self.values.fill_(initial)
+        self.values.copy_(first)
 
     def _hold(self, table: Tensor) -> None:
         """Keep everything in one table, so that a step reads and writes it in one operation each."""

@@ -204,7 +204,8 @@ def _setup(
         else:
             share = wrong_share(network.model, network.prepare, data, seed=options.seed)
         linear = ends_in_linear(network.model, network.prepare, data.source)
-        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share}
+        judged = evidence is not None and evidence.judgement.belief is not None
+        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share, "judged": judged}
     inputs = kind_of_inputs(data.source)
     settings = resolve(network.model, mode=options.mode, inputs=inputs, **known, **chosen)
     check_settings(settings, data, more["sharing"])

@@ -31,6 +31,7 @@ from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single, owned
 from soseleto.prediction.predictor import TaskKind
+from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import Guard, Method, Task
@@ -190,7 +191,16 @@ class Setup:
             target_shares=shares,
             guard=guard,
             sharing=self.sharing,
+            beliefs=self._beliefs(n_source),
         )
+
+    def _beliefs(self, n_source: int) -> Tensor | None:
+        """Of a first answer in one process, about this source: planted probes would be more of it."""
+        evidence = self.options.probes.evidence
+        belief = None if evidence is None else evidence.judgement.belief
+        if belief is None or not self.in_one_process or len(belief) != n_source:
+            return None
+        return torch.from_numpy(belief**SHARPNESS).float()
 
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
