@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from soseleto.cli import demo as synthetic
-from soseleto.data import Reading
+from soseleto.data import Pair
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.training.progress import LiveLine
@@ -165,7 +165,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     assert said.out.endswith(f"report: {tmp_path / 'demo' / 'report.html'}\n")
     assert "engine" in said.err  # the run's message; no progress line, as this is no terminal
     assert RunFolder.open(tmp_path / "demo").config()["seed"] == 1
-    assert "Source points, classified by weight" in (tmp_path / "demo" / "report.html").read_text("utf-8")
+    assert "against the true labels" in (tmp_path / "demo" / "report.html").read_text("utf-8")
 
 
 def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Type, tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def table_run(tmp_path: Path) -> tuple[Path, Path]:
     run.write_ranking(
         {"id": [f"r{i}" for i in range(10)], "label": list("ab" * 5), "weight": np.float32([1.0] * 8 + [0.0] * 2)}
     )
-    remember(run, source, Reading(), None, digest(source))
+    remember(run, source, Pair(None, None, None), digest(source))
     return run.path, source
 
 

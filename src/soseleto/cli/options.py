@@ -28,7 +28,6 @@ from soseleto.models.pretrained_images import PretrainedOptions
 from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.data import found_before
 from soseleto.training.options import Checkpoints, Compute, Probes
 
 METHODS = ("plain", "strong")
@@ -181,15 +180,12 @@ class FitOptions:
         return replace(reading, before_column=column_of(self.labels_before, self.target.expanduser(), reading))
 
     def labels_before_of(self, pair: Pair) -> Tensor | None:
-        """As given, else the labels of target examples that also lie in the source."""
         if self.labels_before is None:
-            return found_before(pair.labels_before, pair.target)
+            return None
         return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
 
-    def probes_of(self, pair: Pair, default: Probes) -> Probes:
-        share = default.share if self.probes is None else self.probes
-        probes = {**self.config.get("probes", {}), "share": share, "labels_before": self.labels_before_of(pair)}
-        return of_table(Probes, probes, "probes", precision=self.suspect_precision)
+    def probes_of(self, pair: Pair) -> Probes:
+        return replace(self.table("probes", Probes), share=self.probes, labels_before=self.labels_before_of(pair))
 
     def compute_with(self, reducer: Reducer | None, *, large: bool = False) -> Compute:
         """large: a network for which bfloat16 pays on a GPU."""

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from soseleto.report.sentences import RunFiles, count, number
 from soseleto.run_folder.ranking import LOW_WEIGHT
 
-MOST_POINTS = 3000  # of a scatter plot
+WIDTH, HEIGHT = 420, 250
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
 Array = np.ndarray
 Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, text)
@@ -52,19 +52,12 @@ def tick_text(value: float) -> str:
 class Chart:
     """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
 
-    def __init__(
-        self, x: tuple[float, float], y: tuple[float, float], x_label: str, y_label: str, height: float = 250
-    ) -> None:
-        self.width, self.height = 420.0, height
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], x_label: str, y_label: str) -> None:
         self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))
         self.y_ticks = nice_ticks(*self.y_range, most=5)
         longest = max(len(tick_text(tick)) for tick in self.y_ticks)
-        self.left, self.right, self.top, self.bottom = (
-            max(54.0, 24 + 7.5 * longest),
-            self.width - 12.0,
-            12.0,
-            height - 40.0,
-        )
+        self.left, self.right = max(54.0, 24 + 7.5 * longest), WIDTH - 12.0
+        self.top, self.bottom = 12.0, HEIGHT - 40.0
         self.labels = (x_label, y_label)
         self.marks: list[str] = []
 
@@ -89,16 +82,6 @@ class Chart:
         points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[known]), self.y(y[known]), strict=True)]
         self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
 
-    def dots(self, x: Array, y: Array, kind: str) -> None:
-        """Points as one path with round caps: about a dozen bytes per point."""
-        points = zip(self.x(x), self.y(y), strict=True)
-        self._path("dots", kind, "".join(f"M{_n(a)} {_n(b)}h0" for a, b in points))
-
-    def crosses(self, x: Array, y: Array, kind: str) -> None:
-        """Points as crosses, distinguishable from dots without colour."""
-        points = zip(self.x(x) - 2.6, self.y(y) - 2.6, strict=True)
-        self._path("crosses", kind, "".join(f"M{_n(a)} {_n(b)}l5.2 5.2m0 -5.2l-5.2 5.2" for a, b in points))
-
     def rule(self, x: float) -> None:
         at = _n(float(self.x(x)))
         self.marks.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>')
@@ -119,10 +102,10 @@ class Chart:
             self._text(float(self.x(value)), self.bottom + 15, tick_text(value), "tick middle")
         self.level(self.y_range[0], "axis")
         self.marks += marks
-        self._text((self.left + self.right) / 2, self.height - 7, self.labels[0], "label middle")
+        self._text((self.left + self.right) / 2, HEIGHT - 7, self.labels[0], "label middle")
         self.marks.append(f'<g transform="translate(10 {_n((self.top + self.bottom) / 2)}) rotate(-90)">')
         self._text(0, 0, self.labels[1], "label middle")
-        head = f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}" role="img" aria-label="{escape(alt)}">'
+        head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}">'
         return Markup(head + "".join(self.marks) + "</g></svg>")
 
     def _text(self, x: float, y: float, text: str, kind: str) -> None:
@@ -191,27 +174,3 @@ def _from_to(text: str, values: Array) -> str:
     known = values[np.isfinite(values)]
     form = count if known.max() >= 1000 else number
     return f"{text} from {form(float(known[0]))} to {form(float(known[-1]))}"
-
-
-# Figure 1 of the paper, for a source with two features and known true labels
-
-
-def figure_1(run: RunFiles) -> Figure | None:
-    """The source points that a weight threshold classifies correctly, and the others; None for any other source."""
-    weight, wrong, ranking = run.column("weight"), run.wrong, run.ranking
-    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or ranking is None:
-        return None
-    x, y = ranking["x0"], ranking["x1"]
-    if x.dtype.kind != "f" or y.dtype.kind != "f":
-        return None
-    correct = (weight < LOW_WEIGHT) == wrong
-    chart = Chart((float(x.min()), float(x.max())), (float(y.min()), float(y.max())), "x0", "x1", height=420)
-    every = -(-len(x) // MOST_POINTS)
-    right, missed = np.flatnonzero(correct)[::every], np.flatnonzero(~correct)[::every]
-    chart.dots(x[right], y[right], "right")
-    chart.crosses(x[missed], y[missed], "wrong")
-    counts = (f"correct: {count(correct.sum())}", f"incorrect: {count((~correct).sum())}")
-    legend = (("dots", "right", counts[0]), ("crosses", "wrong", counts[1]))
-    caption = f"A weight below {LOW_WEIGHT:g} classifies a point as flipped."
-    alt = f"Source points in the plane, classified by their weight: {counts[0]}, {counts[1]}."
-    return Figure("Source points, classified by weight", chart.svg(alt), caption, legend)

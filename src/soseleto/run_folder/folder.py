@@ -281,10 +281,8 @@ class RunFolder:
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
-        comparison = self.comparison() or {}
-        # "apart": SOSELETO's own model is that of another training than the one that made the weights
-        keeps_another = comparison.get("kept", "soseleto") != "soseleto" or comparison.get("apart")
-        path = self.existing(KEPT if keeps_another else MODEL)
+        kept = (self.comparison() or {}).get("kept", "soseleto")
+        path = self.existing(MODEL if kept == "soseleto" else KEPT)
         state, metadata = tensors_of(path)
         with readable(path):
             tied = json.loads(metadata[_NOTES])[_TIED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Reading, structure
+from soseleto.data import structure
 from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import SoseletoError, UsageError, first_line, need
@@ -151,9 +151,10 @@ def fit(
         with ExitStack() as stack:
             if out is not None:
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
-            write_source = _remembering(source, records, setup.data)
+            sha256 = digest(source) if folder and isinstance(source, str | Path) else None
             result = loop.run(setup.describe())
-            team.first(write_source)
+            if folder and isinstance(source, str | Path):
+                remember(folder, source, setup.data, sha256)
             return result
 
 
@@ -220,15 +221,6 @@ def _setup(
         wrong_share=share,
         **more,
     )
-
-
-def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:
-    """Writes where the source was read from and which rows it has now, so that it can be exported with corrections."""
-    folder = records.folder
-    if folder is None or not isinstance(source, str | Path):
-        return lambda: None
-    path, reading, sha256 = Path(source), Reading(), digest(source)
-    return lambda: remember(folder, path, reading, data.feature_names, sha256, data.beside, data.checked)
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:

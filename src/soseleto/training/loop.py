@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
-from soseleto.data.examples import in_pieces, truth_known
+from soseleto.data.examples import in_pieces
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
@@ -31,7 +31,7 @@ from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
-from soseleto.training.history import Records, weight_record
+from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
 from soseleto.training.setup import Network, Options, Setup
@@ -228,13 +228,11 @@ class Loop:
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
     def _wrong(self) -> tuple[Tensor, Tensor] | None:
-        """Which of this rank's labels are wrong, and of which the truth is known."""
-        source = self._source
-        if source.truth is None:
+        """``wrong_labels`` of this rank."""
+        if (of_all := wrong_labels(self._source)) is None:
             return None
-        mine = slice(self.team.rank, None, self.team.ranks)
-        wrong, known = source.truth != source.labels, truth_known(source.truth)
-        return wrong[mine].to(self.task.device), known[mine].to(self.task.device)
+        wrong, known = (part[self.team.rank :: self.team.ranks].to(self.task.device) for part in of_all)
+        return wrong, known
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(

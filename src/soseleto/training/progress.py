@@ -71,8 +71,8 @@ class LiveLine:
         if event == "start":
             self.stage(self.title)
             self.seen |= {"epochs": record.get("epochs", 0), "steps": record.get("steps", 0)}
-        for text in [*(record.get("messages") or []), *([record["text"]] if "text" in record else [])]:
-            self._print_once(str(text))
+        if "text" in record:
+            self._print_once(record["text"])
         if event in ("step", "epoch"):
             self.begin = self.begin or (time.monotonic(), record.get("step", 0))
             self.seen |= record
