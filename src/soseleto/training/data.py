@@ -32,7 +32,7 @@ from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import sharded_modules
-from soseleto.errors import UsageError, counted
+from soseleto.errors import UsageError, counted, need
 from soseleto.models.learned import last_inputs
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
@@ -130,6 +130,7 @@ class Data:
         if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
         if probes.share:
+            need("sklearn", to="suspects by probes")
             class_count_of_both(self.source, self.target)
             number_of_probes(probes.share, len(self.source), len(self.target))
         ranks = sharing.reducer.ranks

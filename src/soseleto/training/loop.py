@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -52,7 +52,6 @@ class Loop:
     capture: bool
     records: Records
     keeps: bool  # there is a run folder, perhaps on another rank
-    rehearse: Callable[[Loop], None]  # called before the first step, see fit.py
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
@@ -60,7 +59,6 @@ class Loop:
         config = {**config, **facts}
         state = self.method.init(self.task)
         require_same_settings(self.team, _optimizer_settings(state.optimizer))
-        self.team.first(lambda: self.rehearse(self))
         keeper = Keeper(
             self.records,
             self.task,
