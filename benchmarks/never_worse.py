@@ -28,7 +28,7 @@ from common import arguments, show
 from coverage import FILE, Cell, drawn, read_rows, stored, write_rows
 from soseleto.cli.main import main as command
 from soseleto.comparison.accuracy import SOSELETO as METHOD
-from soseleto.comparison.compare import BASELINES as RIVALS
+from soseleto.comparison.plan import BASELINES as RIVALS
 from soseleto.run_folder.folder import RunFolder
 
 DATA = ("digits", "photos", "table", "text")

@@ -109,7 +109,7 @@ def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
     return {
         "predict": (
             lambda run, new: command("predict", run, image),
-            ("kept.safetensors", "comparison.json", "calibration.json"),
+            ("model.safetensors", "comparison.json", "calibration.json"),
         ),
         "rank": (lambda run, new: command("rank", run), exported),
         "review --export": (

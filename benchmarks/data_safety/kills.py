@@ -94,7 +94,7 @@ def _end(process: int) -> int:
 
 def _mark_phases(seen: mmap.mmap) -> None:
     from soseleto.cli import fit
-    from soseleto.comparison.compare import Comparing
+    from soseleto.comparison.trainings import Comparing
     from soseleto.run_folder import checkpoint
     from soseleto.training import resume
     from soseleto.training.loop import Loop

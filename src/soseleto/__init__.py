@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from soseleto import data, defaults, errors, methods, models, pieces, schedules
     from soseleto.algorithm import Soseleto
-    from soseleto.comparison.compare import Comparison, compare
+    from soseleto.comparison.compare import compare
     from soseleto.comparison.scan import scan
+    from soseleto.comparison.trainings import Comparison
     from soseleto.data import Augment, Examples
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import SoseletoError, UsageError
@@ -34,8 +35,9 @@ __version__ = "0.1.0"
 # Names are imported when first used, so that `soseleto --help` does not wait for PyTorch.
 _MODULES = {
     "algorithm": ("Soseleto",),
-    "comparison.compare": ("Comparison", "compare"),
+    "comparison.compare": ("compare",),
     "comparison.scan": ("scan",),
+    "comparison.trainings": ("Comparison",),
     "data": ("Augment", "Examples"),
     "engines": ("alignment", "check_gradients"),
     "errors": ("SoseletoError", "UsageError"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import soseleto
-from soseleto.comparison import compare as comparison
+from soseleto.comparison import trainings as comparison
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
@@ -85,14 +85,14 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--folds", "1"], "folds must be 0 or at least 2, got 1"),
+        (["--folds", "1"], "folds must be 0, or from 2 to 30 with this target, got 1"),
         (["--suspect-precision", "95"], "the precision of the suspects must lie between 0 and 1, got 95.0"),
-        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--epochs", "0"], "invalid value for '--epochs'"),
         (["--device", "cuda:0"], "needs a GPU, but PyTorch sees none here: use --device cpu."),
         (["--method", "storng"], "unknown method 'storng' (did you mean 'strong'?)"),
         (["--model", "lenet"], "takes square images"),
         (["--model", "gone.py:make"], "there is no file gone.py"),
-        (["--model", "quick", "--lora", "2"], "are for pretrained networks that read images, and quick is not a pret"),
+        (["--model", "quick", "--train", "head"], "are for pretrained networks that read images, and quick is"),
         (["--labels-before", "was"], "is neither a column of"),
         (["--labels-before", __file__, "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
         (["--label-column", "lable"], "did you mean 'label'"),

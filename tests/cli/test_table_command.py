@@ -150,13 +150,3 @@ def test_an_onnx_file_describes_its_table(desk: Path) -> None:
     assert json.loads(props["soseleto.classes"]) == list(loaded.classes or ())
     _describe(desk / "tiny.onnx", loaded.classes, None)  # images have no preparation
     assert [entry.key for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props] == ["soseleto.classes"]
-
-
-def test_the_comparison_of_tables_has_gradient_boosting(desk: Path) -> None:
-    sets = [part for name in ("source", "target", "test") for part in (f"--{name}", desk / f"{name}.csv")]
-    options = ("--epochs", "1", "--device", "cpu", "--baselines", "--probes", "0", *DROPPED)
-    command("fit", *sets, "--out", desk / "compared", *options)
-    methods = {row["method"]: row for row in RunFolder(desk / "compared").comparison()["rows"]}
-    assert set(methods) == {"soseleto", "ordinary", "mixed", "target_only", "scan", "gradient_boosting"}
-    assert methods["gradient_boosting"]["examples"] == 50
-    assert methods["gradient_boosting"]["accuracy"] > 60

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import soseleto
-from soseleto.comparison import compare as comparison
+from soseleto.comparison import trainings as comparison
 from soseleto.errors import DataError
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder

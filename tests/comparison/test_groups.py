@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import soseleto
-from soseleto.comparison.compare import fold_places, plan
+from soseleto.comparison.plan import fold_places, plan
 from soseleto.data import Examples, Pair, Reading, read_pair
 from soseleto.data.groups import kept_together
 
@@ -71,7 +71,7 @@ def test_a_group_is_in_one_fold_and_its_source_examples_are_left_out_of_that_tra
     source, target = kept_together(source, target)
     folds = fold_places(target, 3, seed=0)
     assert sorted(torch.cat(folds).tolist()) == list(range(4 * M))
-    parts = plan(Pair(source, target, None), "noisy", folds=3, baselines=True, apart=False, seed=0)
+    parts = plan(Pair(source, target, None), "noisy", folds=3, baselines=True, seed=0)
     for part in parts:
         judged = set(part.judged.groups.tolist())
         assert not judged & set(part.source.groups.tolist())

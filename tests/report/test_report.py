@@ -16,6 +16,7 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import add_probe_columns, fabricate, fabricate_images
 from report.test_lists import text_of
+from soseleto.comparison.accuracy import TITLES
 from soseleto.data import Examples, Problem
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
@@ -50,15 +51,8 @@ def page(run: RunFolder) -> str:
     return render(run.path)
 
 
-def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:
-    ranking = run.ranking()
-    correct = ((ranking["weight"] < 0.1) == ranking["wrong"]).sum()
-    text = text_of(page)
-    assert (
-        "Trained on 500 source and 50 target examples for 30 epochs in 12 s, with alignments by the layerwise engine."
-        in text
-    )
-    assert f"correct: {correct} incorrect: {500 - correct}" in text
+def test_the_summary_states_the_main_numbers(page: str) -> None:
+    assert "Trained on 500 source and 50 target examples for 30 epochs in 12 s." in text_of(page)
 
 
 def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(run: RunFolder, page: str) -> None:
@@ -82,12 +76,12 @@ def test_a_hostile_label_is_escaped(tmp_path: Path) -> None:
 
 
 def _row(method: str, accuracy: float, *minus_soseleto: float) -> dict[str, Any]:
-    row = {"method": method, "accuracy": accuracy, "low": 0.0, "high": 100.0, "examples": 120}
+    row = {"method": method, "title": TITLES[method], "accuracy": accuracy, "low": 0.0, "high": 100.0, "examples": 120}
     names = ("value", "low", "high")
     return row | ({"minus_soseleto": dict(zip(names, minus_soseleto, strict=True))} if minus_soseleto else {})
 
 
-BOOSTED = _row("gradient_boosting", 91.7, 39.17, 28.77, 48.28)
+ON_FEATURES = _row("scan_mixed", 91.7, 39.17, 28.77, 48.28)  # shown and not kept
 OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.0), _row("mixed", 60.0, 7.5, 2.0, 13.0)
 
 
@@ -95,11 +89,9 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
     ("rows", "kept", "expected"),
     [
         (
-            [OURS, MIXED, BOOSTED],
+            [OURS, MIXED, ON_FEATURES],
             "soseleto",
-            "SOSELETO's model is kept, 2.5 points better than mixed training (95 % interval -4.0 to +9.0). Gradient "
-            "boosting is 39.2 points better than SOSELETO's (95 % interval +28.8 to +48.3) and is not kept: train it "
-            "on the source that soseleto review --export corrects.",
+            "SOSELETO's model is kept, 2.5 points better than mixed training (95 % interval -4.0 to +9.0).",
         ),
         (
             [OURS, BETTER],
@@ -114,7 +106,7 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
             "+2.0 to +13.0).",
         ),
         (
-            [OURS, _row("mixed", 53.0, 0.5, -6.0, 7.0), _row("gradient_boosting", 53.5, 1.0, -5.0, 8.0)],
+            [OURS, _row("mixed", 53.0, 0.5, -6.0, 7.0)],
             "soseleto",
             "SOSELETO's model is kept: no other network is significantly better (mixed training minus SOSELETO: 95 % "
             "interval -6.0 to +7.0).",
@@ -122,16 +114,14 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
         ([OURS], "soseleto", ""),
     ],
 )
-def test_the_verdict_names_the_kept_model_and_boosting_that_is_better(
-    rows: list[dict[str, Any]], kept: str, expected: str
-) -> None:
+def test_the_verdict_names_the_kept_model(rows: list[dict[str, Any]], kept: str, expected: str) -> None:
     assert verdict({"rows": rows, "kept": kept}) == expected
 
 
 def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=60, epochs=3)
     rows = [
-        {"method": name, "accuracy": accuracy, "low": accuracy - 5, "high": accuracy + 4, "examples": 1200}
+        {**_row(name, accuracy), "low": accuracy - 5, "high": accuracy + 4, "examples": 1200}
         for name, accuracy in (("soseleto", 91.5), ("ordinary", 80.0), ("target_only", 61.0))
     ]
     comparison = {"judged_on": "target", "folds": 5, "rows": rows}
@@ -139,9 +129,8 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     text = text_of(render(run.path))
     assert "Held-out accuracy on 1,200 target examples (5-fold cross-validation)" in text
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
-    run.write_json(COMPARISON, {**comparison, "judged_on": "test", "rows": rows[:1], "epochs_of_others": 30})
-    text = text_of(render(run.path))
-    assert "on 1,200 test examples; SOSELETO by the strong recipe for 3 epochs, the others for 30" in text
+    run.write_json(COMPARISON, {**comparison, "judged_on": "test", "rows": rows[:1]})
+    assert "on 1,200 test examples" in text_of(render(run.path))
 
 
 def test_it_begins_with_accuracy_wrong_labels_and_the_next_commands_and_ends_with_weights(tmp_path: Path) -> None:
@@ -200,11 +189,6 @@ def test_thumbnails_are_stored_at_the_size_they_are_shown(
             if inputs.is_floating_point():
                 ends = np.array([[0, 78], [88, 167], [177, 255]])  # scaled over the whole image
                 assert np.abs(np.array(image.getextrema()) - ends).max() < 12
-
-
-def test_figure_one_is_drawn_of_points_in_the_plane(page: str, images: RunFolder) -> None:
-    assert page.count("Source points, classified by weight") == 1
-    assert "Source points" not in render(images.path)
 
 
 def test_without_true_labels_no_mislabelled_counts_are_shown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fabricated import saved
-from soseleto.data import Examples, Reading, as_examples
+from soseleto.data import Examples, Pair, Reading, as_examples
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Decision, Decisions, export_source
 from soseleto.run_folder.folder import RunFolder
@@ -69,7 +69,7 @@ def trained_on(source: Path, folder: Path, reading: Reading | None = None) -> tu
     weight = np.float32([0.0 if row in DROPPED else 1.0 for row in range(len(read))])
     paths = {} if read.paths is None else {"path": list(read.paths)}
     run.write_ranking({"id": ids, "label": labels, "weight": weight, **paths})
-    remember(run, source, reading, None, digest(source))
+    remember(run, source, Pair(None, None, None), digest(source), reading)
     return run, read
 
 
@@ -141,7 +141,7 @@ def test_decisions_suspects_and_copies_of_target_examples_are_corrected(tmp_path
     run, before = trained_on(source, tmp_path / "run")
     ranking = {name: values[:28] for name, values in run.ranking().items()}
     run.write_ranking({**ranking, "suggested_label": ["1e3"] * 28})
-    remember(run, source, Reading(), None, digest(source), checked={"r28": "new", "r29": "new"})
+    remember(run, source, Pair(None, None, None, checked={"r28": "new", "r29": "new"}), digest(source))
     with pytest.raises(UsageError, match="has no review decisions yet"):
         export_source(run.path, tmp_path / "none.csv")
     decisions = Decisions(run)

@@ -244,7 +244,7 @@ BAD = [
     ({"batch_size": 500}, "batch_size is 500, but the source has only 120 examples"),
     ({"target_batch_size": 21}, "target_batch_size=20 or less"),
     ({"source": float_labels(N, 0), "target": float_labels(20, 1), "loss": soseleto.squared_error},
-     r"outputs of shape \(1, 2\) and labels of shape \(1,\): give the model as many outputs"),
+     r"outputs of shape \(2, 2\) and labels of shape \(2,\): give the model as many outputs"),
     ({"loss": "cross_entropy"}, r"loss must be a function, .* got 'cross_entropy': write loss=soseleto\.cross_entropy"),
     ({"method": "soseleto"}, r"method must be an object, got 'soseleto': write method=soseleto\.Soseleto\(\)"),
     ({"method": soseleto.Soseleto(direction=running_mean(layers=["0."]))}, r"layers must be a tuple .* got \['0\.'\]"),

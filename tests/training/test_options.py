@@ -51,7 +51,7 @@ def test_batch_sizes_follow_the_size_of_the_source_without_its_probes() -> None:
 def test_shorthands_in_every_form() -> None:
     assert as_probes("auto") == Probes()
     assert as_probes(0.3) == Probes(share=0.3)
-    assert as_probes(None) == as_probes(0) == Probes(share=0.0)
+    assert (as_probes(None), as_probes(0)) == (Probes(share=None), Probes(share=0))
     with pytest.raises(UsageError, match=r"got 95: for 95 % write 0\.95"):
         Probes(precision=95)
     with pytest.raises(UsageError, match="labels_before has no effect without probes"):

@@ -1,4 +1,4 @@
-"""What would fail after a training fails before its first step, in one sentence; and a rehearsal changes nothing."""
+"""What would fail after a training fails before its first step, in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import soseleto
 from soseleto.errors import SoseletoError, UsageError
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.fit import rehearse
 
 X = torch.randn(80, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.mean((1, 2, 3)) > 0).long()
@@ -66,7 +65,7 @@ class Extra(nn.Sequential):
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an object without logits": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
     "eval fails": (lambda: Returns(fails, only_evaluation=True), r"ValueError: no evaluation"),
-    "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 6 examples"),
+    "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 2 examples"),
     "extra state": (lambda: Extra(nn.Flatten(), nn.Linear(36, 2)), "the model's state '_extra_state' is not a tensor"),
 }
 
@@ -97,32 +96,6 @@ def test_a_missing_package_is_named_before_the_first_step(
     with pytest.raises(SoseletoError, match=r"which is not installed: type pip install"):
         fit(flat(), out=tmp_path / "run", progress=lambda event, record: steps.append(event))
     assert not steps
-
-
-@pytest.mark.parametrize("probes", [None, "auto"])
-def test_the_result_is_the_same_without_a_rehearsal(
-    probes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trained(name: str) -> soseleto.Result:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-        return fit(model, out=tmp_path / name, probes=probes)
-
-    calls: list[Any] = []
-    module = sys.modules["soseleto.training.fit"]
-    monkeypatch.setattr(module, "rehearse", lambda *given: (calls.append(given), rehearse(*given)))
-    with_one = trained("with")
-    monkeypatch.setattr(module, "rehearse", lambda *given: None)
-    without = trained("without")
-    assert len(calls) == 1
-    assert torch.equal(with_one.weights, without.weights)
-    assert torch.equal(with_one.scores, without.scores)
-    states = (one.model.state_dict() for one in (with_one, without))
-    assert all(torch.equal(one, other) for one, other in zip(*(state.values() for state in states), strict=True))
-    assert [r.get("event") for r in RunFolder(tmp_path / "with").metrics()] == [
-        r.get("event") for r in RunFolder(tmp_path / "without").metrics()
-    ]
-    assert with_one.messages == without.messages
 
 
 # Loggers and progress functions

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from soseleto.cli.line import DEVICE, SEED, FitLine, ScanLine, takes
 from soseleto.errors import UsageError, counted, did_you_mean
 
 app = typer.Typer(
@@ -22,9 +23,6 @@ app = typer.Typer(
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-BY_MODEL = "[default: by model and data; printed at start]"
-SEED = "Same seed, same result, to the last bit on a CPU."
-DEVICE = "cpu, cuda, cuda:1, ..."
 Seed = Annotated[int, typer.Option(help=SEED)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")]
@@ -69,80 +67,12 @@ def demo(
     page = write_report(out)
     for line in experiment.describe(experiment.summary(result, seed)):
         typer.echo(line)
-    show_report(page, open_)
-
-
-def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """The file's options become defaults of the command; its tables are kept for it."""
-    if path is not None:
-        from soseleto.cli.options import read_config
-
-        context.default_map, context.obj = read_config(
-            path, [parameter.name or "" for parameter in context.command.params]
-        )
-    return path
-
-
-DATA, TRAINING, COMPARISON, SUSPECTS, RUN = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Comparison", "Suspects", "Run")
-)
-
-
-Source = Annotated[Path, DATA(help="The large, doubtful data set.")]
-Target = Annotated[Path, DATA(help="The small, trusted data set.")]
-RunOut = Annotated[Path, RUN(help="The run folder to write.")]
-LabelColumn = Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")]
-TextColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")]
-DropColumn = Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")]
-GroupColumn = Annotated[
-    str | None,
-    DATA(metavar="NAME", help="Column, such as a patient, whose rows stay on one side of every split."),
-]
-ImageSize = Annotated[int | None, DATA(help="Resize images to this many pixels a side.")]
-SkipBad = Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")]
-Config = Annotated[
-    Path | None,
-    RUN(
-        metavar="FILE.toml",
-        help="These and all other settings, by their names in Python; the line wins.",
-        is_eager=True,
-        callback=_read_config,
-    ),
-]
+    show("report", page.resolve().as_uri(), open_, str(page))
 
 
 @app.command(short_help="A first answer in seconds.")
-def scan(
-    context: typer.Context,
-    source: Source,
-    target: Target,
-    out: RunOut,
-    label_column: LabelColumn = None,
-    text_column: TextColumn = None,
-    drop_column: DropColumn = None,
-    group_column: GroupColumn = None,
-    image_size: ImageSize = None,
-    skip_bad: SkipBad = False,
-    model: Annotated[
-        str,
-        TRAINING(
-            metavar="NAME",
-            help="A pretrained network whose features are used: timm:NAME or hf:FOLDER_OR_ID. [default: the inputs "
-            "themselves]",
-            show_default=False,
-        ),
-    ] = "linear",
-    learner: Annotated[
-        str, TRAINING(metavar="logistic|boosting", help="What is trained on the features.")
-    ] = "logistic",
-    suspect_precision: Annotated[
-        float | None,
-        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]"),
-    ] = None,
-    seed: Annotated[int, TRAINING(help=SEED)] = 0,
-    device: Annotated[str, TRAINING(help=DEVICE)] = "auto",
-    config: Config = None,
-) -> None:
+@takes(ScanLine)
+def scan(options: dict[str, Any]) -> None:
     """Judge the labels of the source without training a network: a model, a
     ranking, suspects and a report in seconds.
 
@@ -153,90 +83,13 @@ def scan(
     import soseleto.cli.scan as command
     from soseleto.cli.options import FitOptions
 
-    line = {name: value for name, value in context.params.items() if name not in ("config", "learner")}
-    command.scan(FitOptions(**line, config=context.obj or {}), learner, typer.echo)
+    learner = options.pop("learner")
+    command.scan(FitOptions(**options), learner, typer.echo)
 
 
 @app.command(short_help="Train on your own data.")
-def fit(
-    context: typer.Context,
-    source: Source,
-    target: Target,
-    out: RunOut,
-    test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None,
-    unlabelled: Annotated[Path | None, DATA(help="Further inputs without labels, for --method strong.")] = None,
-    label_column: LabelColumn = None,
-    text_column: TextColumn = None,
-    drop_column: DropColumn = None,
-    group_column: GroupColumn = None,
-    image_size: ImageSize = None,
-    skip_bad: SkipBad = False,
-    mode: Annotated[
-        str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")
-    ] = "noisy",
-    method: Annotated[
-        str,
-        TRAINING(
-            metavar="plain|strong",
-            help="strong: a teacher judges labels; for many wrong labels, large networks and a GPU.",
-        ),
-    ] = "plain",
-    model: Annotated[
-        str | None,
-        TRAINING(
-            metavar="NAME",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, FILE.py:FUNCTION, "
-            "timm:NAME or hf:FOLDER_OR_ID. [default: by the inputs]",
-        ),
-    ] = None,
-    train: Annotated[
-        str | None, TRAINING(metavar="all|head|last:N", help="Parts of a pretrained image model to train.")
-    ] = None,
-    lora: Annotated[
-        int | None, TRAINING(metavar="RANK", help="Train LoRA adapters of a pretrained image model.")
-    ] = None,
-    epochs: Annotated[int | None, TRAINING(help=f"Passes over the source. {BY_MODEL}")] = None,
-    batch_size: Annotated[int | None, TRAINING(help=f"Source examples per step. {BY_MODEL}")] = None,
-    lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None,
-    seed: Annotated[int, TRAINING(help=SEED)] = 0,
-    device: Annotated[str, TRAINING(help=DEVICE)] = "auto",
-    folds: Annotated[
-        int | None,
-        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
-    ] = None,
-    baselines: Annotated[
-        bool | None,
-        COMPARISON(
-            "--baselines/--no-baselines",
-            help="Also train the network without weights, on both sets mixed, and on the target alone. [default: only "
-            "where there is no first answer to compare with]",
-            show_default=False,
-        ),
-    ] = None,
-    keep: Annotated[
-        str,
-        COMPARISON(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or SOSELETO's."),
-    ] = "best",
-    probes: Annotated[
-        float | None,
-        SUSPECTS(
-            metavar="SHARE",
-            help="Share of the target planted in the source to calibrate the suspects. [default: 0.3, if enough]",
-        ),
-    ] = None,
-    suspect_precision: Annotated[
-        float | None,
-        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]"),
-    ] = None,
-    labels_before: Annotated[
-        str | None,
-        SUSPECTS(
-            metavar="COLUMN|FILE",
-            help="The target's labels before they were checked: a column of its table, or a table.",
-        ),
-    ] = None,
-    config: Config = None,
-) -> None:
+@takes(FitLine)
+def fit(options: dict[str, Any]) -> None:
     """Train on your own data; write a model, a ranking and a report.
 
     A data set is a folder of images with one subfolder per class, a table
@@ -249,8 +102,7 @@ def fit(
     import soseleto.cli.fit as command
     from soseleto.cli.options import FitOptions
 
-    line = {name: value for name, value in context.params.items() if name != "config"}
-    command.fit(FitOptions(**line, config=context.obj or {}), typer.echo)
+    command.fit(FitOptions(**options), typer.echo)
 
 
 @app.command()
@@ -266,7 +118,8 @@ def report(
 
     if out is None or os.path.realpath(out) != os.path.realpath(run / REPORT):
         check_output(run, out, force)
-    show_report(write_report(run, out), open_)
+    page = write_report(run, out)
+    show("report", page.resolve().as_uri(), open_, str(page))
 
 
 @app.command(short_help="The ranking of the source, and its suspects.")
@@ -321,11 +174,38 @@ def predict(
     Values that are missing, unreadable, unseen or outside the training's range
     are counted on standard error; a row without any usable value has no label.
     """
+    import numpy as np
+
+    from soseleto.data import Reading
+    from soseleto.data.read import read_inputs
+    from soseleto.data.tables import SUFFIXES
+    from soseleto.prediction.load import load
+    from soseleto.report.export import written
+
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
-    choices: dict[str, Any] = {"format": format, "encoding": encoding, "strict": strict, "raw": raw}
-    content = _predicted(run, files, model=model, device=device, **choices)
-    write(content, out)
+    if format not in ("csv", "json"):
+        raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
+    loaded = load(run, model, device=device)
+    if loaded.shape is None:
+        raise UsageError(f"{run} was not written by the command line: use soseleto.load in Python.")
+    lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
+    path_column = loaded.run.source().get("path_column") if lists_images else None
+    reading = Reading(encoding=encoding, path_column=path_column)
+    preparation = loaded.preparation
+    inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=preparation, strict=strict)
+    if loaded.task == "classification":
+        probability, best = loaded.predict_proba(inputs.values).max(1)
+        columns = {
+            "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
+            "probability": probability.double().numpy().round(4).astype(object),
+        }
+    else:
+        columns = {"label": loaded.predict(inputs.values).flatten().double().numpy().astype(object)}
+    for column in columns.values():
+        column[~inputs.usable.numpy()] = None
+    columns = {"path": np.array(inputs.names, dtype=object), **columns}
+    write(written(columns, format, raw=raw), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -396,7 +276,7 @@ def review(
         return
     check_output(run, None, force)
     try:
-        serve(run, lambda link: show_link(link, open_), port=port)
+        serve(run, partial(show_link, "review", open_), port=port)
     except KeyboardInterrupt:  # how a review ends
         decided = len(read_decisions(RunFolder(run)))
         typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` applies them")
@@ -427,7 +307,7 @@ def audit(
         _print_audit(run)
         return
     try:
-        serve(run, lambda link: show_link(link, open_, "audit"), port=port, audit=True, checks=checks)
+        serve(run, partial(show_link, "audit", open_), port=port, audit=True, checks=checks)
     except KeyboardInterrupt:  # how an audit ends
         typer.echo("")
         _print_audit(run)
@@ -506,65 +386,17 @@ def write(content: bytes, out: Path | None) -> None:
     typer.echo(f"wrote {out}", err=True)
 
 
-def show(line: str, address: str, in_browser: bool) -> None:
+def show(what: str, address: str, in_browser: bool, shown: str = "") -> None:
     """Print where a page is, and open it on request."""
-    typer.echo(line)
+    typer.echo(f"{what}: {shown or address}")
     if in_browser:
         import webbrowser
 
         webbrowser.open(address)
 
 
-def show_report(page: Path, in_browser: bool) -> None:
-    show(f"report: {page}", page.resolve().as_uri(), in_browser)
-
-
-def show_link(link: str, in_browser: bool, command: str = "review") -> None:
-    show(f"{command}: {link}\nthe link works once; Ctrl-C stops, and every decision is kept", link, in_browser)
-
-
-def _predicted(
-    run: Path,
-    files: list[Path],
-    *,
-    model: str | None,
-    format: str,
-    device: str,
-    encoding: str | None,
-    strict: bool,
-    raw: bool,
-) -> bytes:
-    """Path, label and probability of every input, as CSV or JSON."""
-    import numpy as np
-
-    from soseleto.data import Reading
-    from soseleto.data.read import read_inputs
-    from soseleto.data.tables import SUFFIXES
-    from soseleto.prediction.load import load
-    from soseleto.report.export import written
-
-    if format not in ("csv", "json"):
-        raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
-    loaded = load(run, model, device=device)
-    if loaded.shape is None:
-        raise UsageError(f"{run} was not written by the command line: use soseleto.load in Python.")
-    lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
-    path_column = loaded.run.source().get("path_column") if lists_images else None
-    reading = Reading(encoding=encoding, path_column=path_column)
-    preparation = loaded.preparation
-    inputs = read_inputs(files, shape=loaded.shape, reading=reading, preparation=preparation, strict=strict)
-    if loaded.task == "classification":
-        probability, best = loaded.predict_proba(inputs.values).max(1)
-        columns = {
-            "label": np.array([loaded.class_name(index) for index in best.tolist()], dtype=object),
-            "probability": probability.double().numpy().round(4).astype(object),
-        }
-    else:
-        columns = {"label": loaded.predict(inputs.values).flatten().double().numpy().astype(object)}
-    for column in columns.values():
-        column[~inputs.usable.numpy()] = None
-    columns = {"path": np.array(inputs.names, dtype=object), **columns}
-    return written(columns, format, raw=raw)
+def show_link(command: str, in_browser: bool, link: str) -> None:
+    show(command, link, in_browser, f"{link}\nthe link works once; Ctrl-C stops, and every decision is kept")
 
 
 def _print_audit(run: Path) -> None:

@@ -16,20 +16,11 @@ from torch import nn
 
 from soseleto.cli.options import FitOptions, open_text
 from soseleto.comparison import accuracy
-from soseleto.comparison.compare import (
-    compare,
-    default_probes,
-    describes_first,
-    features_by,
-    folds_of,
-    is_apart,
-    plan,
-    remember_source,
-)
+from soseleto.comparison.trainings import Comparing
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
-from soseleto.defaults import kind_of_inputs, resolve
+from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted
 from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
@@ -37,11 +28,12 @@ from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import about_wrong, verdict
 from soseleto.run_folder.files import checksums_of
-from soseleto.run_folder.folder import FIRST, PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
+from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
-from soseleto.run_folder.source import digest
+from soseleto.run_folder.source import digest, remember
+from soseleto.task.losses import cross_entropy
 from soseleto.task.settings import to_data
-from soseleto.training.options import Inputs, Progress
+from soseleto.training.options import Heads, Inputs
 from soseleto.training.progress import LiveLine
 from soseleto.training.resume import require_same_settings
 
@@ -65,19 +57,10 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
     pair, sha256 = first_reads(reducer, lambda: read(options, reducer))
 
-    def describe(run: RunFolder) -> None:
-        describe_data(run, options, pair, sha256)
-
     if not compared:
-        if pair.target.labels.is_floating_point():
-            raise UsageError(
-                "the labels are numbers: type soseleto scan, which judges and models them, or train a network with "
-                "soseleto.fit(..., loss=soseleto.squared_error)."
-            )
-        _train(options, Training(options, pair, reducer), echo, describes_first(options.out, describe))
+        _train(options, Training(options, pair, reducer), echo, sha256)
     if reducer.rank != 0:
         return
-    describe(folder)
     page = write_report(options.out)
     shutil.rmtree(options.out / PARTS, ignore_errors=True)
     folder.tidy()
@@ -105,42 +88,41 @@ def read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
     return pair, digest(options.source) if reducer.rank == 0 else None
 
 
-def _train(options: FitOptions, training: Training, echo: Callable[[str], None], watch: Progress) -> None:
+def _train(options: FitOptions, training: Training, echo: Callable[[str], None], sha256: str | None) -> None:
     pair = training.pair
-    for line in [*map(str, pair.problems), *training.plan()]:
-        echo(line)
+    chosen = {"epochs": options.epochs, "batch_size": options.batch_size, "lr": options.lr}
     with LiveLine() as progress:
-        compare(
-            training.make,
-            pair.source,
-            pair.target,
-            options.mode,  # type: ignore[arg-type]  # check has seen it
-            test=pair.test,
-            folds=training.folds,
-            baselines=training.baselines,
-            keep=options.keep,  # type: ignore[arg-type]  # compare checks it
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            target_batch_size=options.config.get("target_batch_size"),
-            lr=options.lr,
-            optimizer=options.optimizer(),
+        comparing = Comparing(
+            make=training.make,
+            pair=pair,
+            mode=options.mode,  # type: ignore[arg-type]  # check has seen it
+            folds=options.folds,
+            baselines=options.baselines,
+            keep=options.keep,
             method=options.method_of(pair),
             inputs=Inputs(augment=training.augment, standardize=training.standardize),
-            probes=training.probes,
-            compute=training.compute,
+            heads=Heads(),
+            probes=options.probes_of(pair),
+            target_batch_size=options.config.get("target_batch_size"),
             checkpoints=options.checkpoints(training.notes),
+            compute=training.compute,
             seed=options.seed,
             device=options.device,
             out=options.out,
-            progress=[progress, watch],
+            progress=progress,
+            chosen={**chosen, "optimizer": options.optimizer(), "loss": cross_entropy},
+            describe=lambda folder: describe_data(folder, options, pair, sha256),
         )
+        for line in [*map(str, pair.problems), *training.plan(comparing), *comparing.lines()]:
+            echo(line)
+        comparing.run()
 
 
 def describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
     """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
     if isinstance(pair.preparation, TextPreparation) and options.model is not None:
         folder.write_json(PRETRAINED, open_text(options.model).to_dict(), indent=None)
-    remember_source(folder, options.source, pair, sha256, options.reading())
+    remember(folder, options.source, pair, sha256, options.reading())
     if pair.problems:
         dropped = set(pair.dropped)
         problems = [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]
@@ -229,34 +211,15 @@ class Training:
         large = device.type == "cuda" and self.is_strong and isinstance(self.augment, Views)
         return self.options.compute_with(self.reducer if self.reducer.ranks > 1 else None, large=large)
 
-    @cached_property
-    def probes(self) -> Any:
-        default = default_probes(self.options.mode, self.compute, self.pair, self.features)
-        return self.options.probes_of(self.pair, default)
-
-    @cached_property
-    def features(self) -> Any:
-        """What makes the features of the first answer."""
-        return features_by(self.make, self.pair, self.options.mode, self.compute)
-
-    @property
-    def baselines(self) -> bool:
-        return self.features is None if self.options.baselines is None else self.options.baselines
-
-    @property
-    def folds(self) -> int:
-        return folds_of(self.options.folds, self.pair)
-
-    def plan(self) -> list[str]:
+    def plan(self, comparing: Comparing) -> list[str]:
+        """What is known of the data, the model and the method before the training."""
         options, pair = self.options, self.pair
         model = self.make()
-        known: dict[str, Any] = {"mode": options.mode, "inputs": kind_of_inputs(pair.source)}
-        known |= {"n_source": len(pair.source), "epochs": options.epochs, "batch_size": options.batch_size}
-        settings = resolve(model, method=options.method_of(pair) if self.is_strong else None, **known)
+        batch = resolve(model, n_source=len(pair.source), batch_size=options.batch_size).batch_size
         lines = [
             *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
-            f"{counted(settings.epochs, 'epoch')} in batches of {settings.batch_size}",
+            f"{counted(comparing.epochs, 'epoch')} in batches of {batch}",
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
             f"writing to {options.out}",
         ]
@@ -270,12 +233,12 @@ class Training:
             lines.append("method strong: a teacher judges every label, inputs are augmented strongly")
         elif pair.source.inputs.ndim == 4 and options.mode == "noisy":
             lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
-        if options.mode == "noisy" and self.probes.labels_before is None:
+        if options.mode == "noisy" and comparing.main_probes.labels_before is None:
             lines.append(
                 "if the target is a checked part of the source, its labels from before the check tell more about "
                 "mistakes: --labels-before COLUMN or FILE"
             )
-        return [*lines, *self._about_comparison()]
+        return lines
 
     def _about_texts(self) -> list[str]:
         table = self.pair.preparation
@@ -286,25 +249,6 @@ class Training:
         if table is None or not table.texts or self.options.model is not None:
             return []
         return ["texts are read as hashed words, which is fast; --model hf:FOLDER_OR_ID also knows their meaning"]
-
-    def _about_comparison(self) -> list[str]:
-        options, pair = self.options, self.pair
-        apart = is_apart(self.probes, pair, self.folds, rivals=self.baselines or self.features is not None)
-        parts = plan(pair, options.mode, folds=self.folds, baselines=self.baselines, apart=apart, seed=options.seed)
-        if not parts:
-            return []
-        if self.features is not None:
-            known = {"columns": "the columns", "pixels": "the pixels", "network": f"frozen features of {self.model}"}
-            first = [f"a first answer by {known[self.features]} comes before the training, in {options.out / FIRST}"]
-        else:
-            first = []
-        on_test = pair.test and counted(len(pair.test), "test example")
-        where = on_test or f"{self.folds} held-out folds of the target"
-        names = [accuracy.TITLES[name] for name in dict.fromkeys(part.method for part in parts) if name != "soseleto"]
-        beside = f" beside {', '.join(names)}" if names else ""
-        more = counted(len(parts), "more training")
-        ways = "--folds 0 and --no-baselines leave" if self.baselines else "--folds 0 leaves"
-        return [*first, f"accuracy is measured on {where}{beside}: {more} ({ways} them out)"]
 
 
 def summary(folder: RunFolder) -> list[str]:

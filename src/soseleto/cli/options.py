@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from soseleto.cli.line import FitLine
 from soseleto.data import Augment, Pair, Reading, Views, check_mode, column_of, read_labels_before
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
@@ -28,7 +29,6 @@ from soseleto.models.pretrained_images import PretrainedOptions
 from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.data import found_before
 from soseleto.training.options import Checkpoints, Compute, Probes
 
 METHODS = ("plain", "strong")
@@ -45,7 +45,6 @@ IN_TABLES = {
     "drop_column": ("reading", "drop_columns"),
     "image_size": ("reading", "image_size"),
     "train": ("pretrained", "train"),
-    "lora": ("pretrained", "lora"),
 }
 TABLES = ("method", "optimizer", "augment", "reading", "probes", "compute", "checkpoints", "pretrained")
 open_text = lru_cache(maxsize=2)(open_text_model)
@@ -91,36 +90,9 @@ def of_table(cls: type[T], table: Mapping[str, Any], name: str, **more: Any) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions:
-    """The options of ``soseleto fit``; None stands for the default."""
+class FitOptions(FitLine):
+    """The options of ``soseleto fit``, and what they come to."""
 
-    source: Path
-    target: Path
-    out: Path
-    test: Path | None = None
-    unlabelled: Path | None = None
-    mode: str = "noisy"
-    method: str = "plain"
-    model: str | None = None
-    train: str | None = None
-    lora: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    folds: int | None = None
-    baselines: bool | None = None
-    keep: str = "best"
-    probes: float | None = None
-    suspect_precision: float | None = None
-    labels_before: str | None = None
-    label_column: str | None = None
-    text_column: list[str] | None = None
-    drop_column: list[str] | None = None
-    group_column: str | None = None
-    image_size: int | None = None
-    skip_bad: bool = False
-    seed: int = 0
-    device: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)  # what is in the file alone
 
     def table(self, name: str, cls: type[T]) -> T:
@@ -138,11 +110,6 @@ class FitOptions:
         if self.method not in METHODS:
             hint = did_you_mean(self.method, METHODS)
             raise UsageError(f"unknown method {self.method!r}{hint}: write --method plain or strong.")
-        sizes = {"epochs": self.epochs, "batch_size": self.batch_size, "folds": self.folds}
-        for name, size in sizes.items():
-            least = 0 if name == "folds" else 1
-            if size is not None and size < least:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {size}.")
         if self.method == "strong" and self.mode == "transfer":
             raise UsageError("--method strong is for wrong labels, in noisy mode: leave it out in transfer mode.")
         if self.unlabelled is not None and self.method != "strong":
@@ -181,15 +148,12 @@ class FitOptions:
         return replace(reading, before_column=column_of(self.labels_before, self.target.expanduser(), reading))
 
     def labels_before_of(self, pair: Pair) -> Tensor | None:
-        """As given, else the labels of target examples that also lie in the source."""
         if self.labels_before is None:
-            return found_before(pair.labels_before, pair.target)
+            return None
         return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
 
-    def probes_of(self, pair: Pair, default: Probes) -> Probes:
-        share = default.share if self.probes is None else self.probes
-        probes = {**self.config.get("probes", {}), "share": share, "labels_before": self.labels_before_of(pair)}
-        return of_table(Probes, probes, "probes", precision=self.suspect_precision)
+    def probes_of(self, pair: Pair) -> Probes:
+        return replace(self.table("probes", Probes), share=self.probes, labels_before=self.labels_before_of(pair))
 
     def compute_with(self, reducer: Reducer | None, *, large: bool = False) -> Compute:
         """large: a network for which bfloat16 pays on a GPU."""
@@ -245,14 +209,14 @@ class FitOptions:
     def pretrained(self, model: str, pair: Pair) -> PretrainedOptions | None:
         """Of a pretrained network for images; None for another model, where these options have no effect."""
         table = {key: value for key, value in self.config.get("pretrained", {}).items() if key != "max_tokens"}
-        asked = of_table(PretrainedOptions, table, "pretrained", train=self.train, lora=self.lora)
+        asked = of_table(PretrainedOptions, table, "pretrained", train=self.train)
         if is_pretrained(model) and not isinstance(pair.preparation, TextPreparation):
             size = self.table("reading", Reading).image_size
             return replace(asked, size=size if isinstance(size, int) else None)
         if asked != PretrainedOptions():
             wrong = "reads texts" if is_pretrained(model) else "is not a pretrained one"
             raise UsageError(
-                f"--train, --lora and [pretrained] are for pretrained networks that read images, and {model} {wrong}: "
+                f"--train and [pretrained] are for pretrained networks that read images, and {model} {wrong}: "
                 "leave them out."
             )
         return None

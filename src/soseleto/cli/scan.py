@@ -11,6 +11,7 @@ from soseleto.errors import UsageError, counted, did_you_mean, need
 from soseleto.parallel.reducer import Single
 from soseleto.report import write_report
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training.data import found_before
 from soseleto.training.options import Inputs
 from soseleto.training.progress import LiveLine
 
@@ -43,7 +44,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
             pair.target,
             boosting,
             training.make(),
-            labels_before=options.labels_before_of(pair),
+            labels_before=found_before(pair.labels_before, pair.target),
             inputs=Inputs(standardize=training.standardize),
             seed=options.seed,
             device=options.device,

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from soseleto.suspects.cross_fit import design_effect
 
-SOSELETO, BOOSTING, SCAN = "soseleto", "gradient_boosting", "scan"
+SOSELETO, SCAN = "soseleto", "scan"
 ON_FEATURES = "scan_"  # what the rivals of a first answer begin with: they are shown and not kept
 TITLES = {
     SOSELETO: "SOSELETO",
-    BOOSTING: "gradient boosting",
     "ordinary": "ordinary training",
     "mixed": "mixed training",
     "target_only": "target only",
-    SCAN: "first answer",
+    SCAN: "the first answer",
     f"{ON_FEATURES}mixed": "all labels, same features",
     f"{ON_FEATURES}target_only": "target only, same features",
 }
@@ -83,8 +82,8 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
         right = _by_place(judged, method)
         effect = _effect(right.double(), _groups(judged, method))
         low, high = wilson(int(right.sum()) / effect, len(right) / effect)
-        row = {"method": method, "accuracy": 100 * float(right.double().mean()), "low": 100 * low, "high": 100 * high}
-        row["examples"] = len(right)
+        row = {"method": method, "title": TITLES[method], "examples": len(right)}
+        row |= {"accuracy": 100 * float(right.double().mean()), "low": 100 * low, "high": 100 * high}
         if difference := minus_soseleto.get(method):
             row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         table.append(row)
@@ -129,20 +128,18 @@ def source_harms(judged: Sequence[Judged]) -> bool:
 def winner(judged: Sequence[Judged]) -> str:
     """The baseline with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
 
+    The first answer is kept unless SOSELETO exceeds it by so much: a fine-tuning can lose what the features had.
     Where the source does harm, little speaks for SOSELETO beforehand, and the target alone needs no standard error.
-    Gradient boosting, and other training on the features of a first answer, are shown and not kept.
+    Other training on the features of a first answer is shown and not kept.
     """
-    networks = {method: found for method, found in differences(judged).items() if is_kept(method)}
+    networks = {name: found for name, found in differences(judged).items() if not name.startswith(ON_FEATURES)}
     needed = {method: EVIDENCE * difference.error for method, difference in networks.items()}
+    if SCAN in needed:
+        needed[SCAN] *= -1
     if source_harms(judged):
         needed["target_only"] = 0.0
     better = {method: one.value for method, one in networks.items() if one.value > needed[method]}
     return max(better, key=lambda method: better[method]) if better else SOSELETO
-
-
-def is_kept(method: str) -> bool:
-    """Whether the method's model is one that a comparison may keep."""
-    return method != BOOSTING and not method.startswith(ON_FEATURES)
 
 
 def wilson(right: float, count: float, z: float = 1.96) -> tuple[float, float]:
@@ -164,11 +161,11 @@ def table(comparison: Mapping[str, Any]) -> list[str]:
     where = f"target examples, each held out of its own training ({comparison['folds']} folds)"
     if comparison["judged_on"] == "test":
         where = "test examples"
-    width = max(len(TITLES[row["method"]]) for row in shown)
+    width = max(len(row["title"]) for row in shown)
     return [
         f"accuracy on {shown[0]['examples']:,} {where}, with its 95 % interval:",
         *(
-            f"  {TITLES[row['method']]:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
+            f"  {row['title']:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
             for row in shown
         ),
     ]

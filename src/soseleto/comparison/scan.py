@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.groups import kept_together
-from soseleto.data.reading import Reading
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
 from soseleto.models.learned import Learned, last_linear, to_bytes
@@ -35,7 +34,7 @@ from soseleto.suspects.residuals import Residuals, cross_fit_values
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, groups_of, seeded
-from soseleto.training.history import Records, weight_record
+from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.loop import facts_of, write_result
 from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
 from soseleto.training.progress import as_watchers
@@ -62,7 +61,7 @@ def scan(
     out: str | Path | None = None,
     notes: Mapping[str, Any] | None = None,
     progress: Watcher | Sequence[Watcher] = False,
-) -> Result:
+) -> FirstAnswer:
     """Judge the labels of a large, doubtful source by a small, trusted target, without training a network.
 
     Args:
@@ -78,8 +77,8 @@ def scan(
         out: the run folder to write.
         notes: further entries for its ``config.json``.
 
-    Returns the same object as ``fit``. Weights are the probabilities that labels are right, of numbers the weights in
-    the regression.
+    Returns the same object as ``fit``, with the features. Weights are the probabilities that labels are right, of
+    numbers the weights in the regression.
 
     Example:
         >>> x, y = torch.randn(200, 3), torch.randint(2, (200,))
@@ -87,71 +86,6 @@ def scan(
         >>> found.weights.shape
         torch.Size([150])
     """
-    return first_answer(
-        source,
-        target,
-        learner,
-        model,
-        precision,
-        inputs,
-        labels_before=labels_before,
-        seed=seed,
-        device=device,
-        out=out,
-        notes=notes,
-        progress=progress,
-    ).result
-
-
-@dataclass(frozen=True, eq=False)
-class First:
-    """A first answer, and what it was made from: a network, and its features of source and target."""
-
-    result: Result
-    network: Network
-    features: tuple[Array, Array]
-    labels: tuple[Array, Array]
-    groups: tuple[Array, Array] | None
-    learner: Any
-    seed: int
-
-    @property
-    def classes(self) -> int:
-        assert self.network.outputs is not None
-        return self.network.outputs
-
-    @property
-    def found(self) -> Beliefs:
-        judgement = None if self.result.evidence is None else self.result.evidence.judgement
-        assert isinstance(judgement, Beliefs)
-        return judgement
-
-    def beliefs(self, source: Array, target: Array) -> Beliefs:
-        """As if only these examples were known, given by masks."""
-        features, labels, groups = (
-            pair and (pair[0][source], pair[1][target]) for pair in (self.features, self.labels, self.groups)
-        )
-        assert features is not None
-        assert labels is not None
-        return _beliefs(features, labels, groups, self.network, self.learner, self.seed)
-
-
-def first_answer(
-    source: Any,
-    target: Any,
-    learner: Any,
-    model: nn.Module | None,
-    precision: float,
-    inputs: Inputs,
-    *,
-    labels_before: Any,
-    seed: int,
-    device: str | torch.device,
-    out: str | Path | None,
-    notes: Mapping[str, Any] | None,
-    progress: Watcher | Sequence[Watcher],
-) -> First:
-    """As ``scan``, with what ``compare`` needs further."""
     data, where = Data.read(source, target, "noisy"), choose_device(device)
     loss = squared_error if data.target.sample_labels().is_floating_point() else cross_entropy
     of_source, of_target = kept_together(data.source, data.target)
@@ -161,7 +95,7 @@ def first_answer(
         loss=as_losses(loss, "noisy"),
         inputs=inputs,
         heads=Heads(),
-        probes=Probes(share=0.0, precision=precision, labels_before=labels_before),
+        probes=Probes(share=None, precision=precision, labels_before=labels_before),
         compute=Compute(),
         checkpoints=Checkpoints(notes={**({"model": "linear"} if model is None else {}), **(notes or {})}),
         seed=seed,
@@ -170,10 +104,36 @@ def first_answer(
         network = _network(model, data, options, where)
         folder = None if out is None else RunFolder.create(out, resume=True)
         with nullcontext() if folder is None else folder.held():
-            first = _answered(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
+            answer = _answered(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
             if folder is not None and isinstance(source, str | Path):
-                remember(folder, source, Reading(), data.feature_names, digest(source), data.beside, data.checked)
-    return first
+                remember(folder, source, data, digest(source))
+    return answer
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FirstAnswer(Result):
+    """The result of a scan; pairs are (source, target)."""
+
+    features: tuple[Array, Array]
+    labels: tuple[Array, Array]
+    groups: tuple[Array, Array] | None
+    learner: Any
+    seed: int
+
+    @property
+    def beliefs(self) -> Beliefs:
+        judgement = None if self.evidence is None else self.evidence.judgement
+        assert isinstance(judgement, Beliefs)
+        return judgement
+
+    def beliefs_without(self, source: Array, target: Array) -> Beliefs:
+        """As if only these examples were known, given by masks."""
+        features, labels, groups = (
+            pair and (pair[0][source], pair[1][target]) for pair in (self.features, self.labels, self.groups)
+        )
+        assert features is not None
+        assert labels is not None
+        return _beliefs(features, labels, groups, self.config["n_classes"], self.learner, self.seed)
 
 
 def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
@@ -185,13 +145,12 @@ def _beliefs(
     features: tuple[Array, Array],
     labels: tuple[Array, Array],
     groups: tuple[Array, Array] | None,
-    network: Network,
+    classes: int,
     learner: Any,
     seed: int,
     before: Array | None = None,
 ) -> Beliefs:
-    assert network.outputs is not None
-    settings: dict[str, Any] = {"classes": network.outputs, "learner": learner, "seed": seed, "groups": groups}
+    settings: dict[str, Any] = {"classes": classes, "learner": learner, "seed": seed, "groups": groups}
     return cross_fit(features[0], labels[0], features[1], labels[1], before=before, **settings)
 
 
@@ -216,14 +175,15 @@ def _network(model: nn.Module | None, data: Data, options: Options, device: torc
 
 def _answered(
     data: Data, network: Network, learner: Any, options: Options, records: Records, device: torch.device
-) -> First:
+) -> FirstAnswer:
+    classes = network.outputs or 1
     config = {
         **options.describe(),
         "mode": "noisy",
         "method": "scan",
         "settings": {"learner": "default" if learner is None else repr(learner)},
         "task": network.kind,
-        "n_classes": network.outputs or 1,
+        "n_classes": classes,
         "device": str(device),
         **({} if data.columns is None else {"columns": list(data.columns)}),
         **facts_of(data, data.source, network),
@@ -260,13 +220,13 @@ def _answered(
             )
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
         missing = data.classes_without_target()
-        before = _labels_before(data, network, options)
-        found = _beliefs(features, labels, groups, network, learner, options.seed, before)
+        before = _labels_before(data, classes, options)
+        found = _beliefs(features, labels, groups, classes, learner, options.seed, before)
         evidence = Evidence.of(found, missing)
     learned = _weights(found)
-    records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, _wrong(data.source), Single())})
-    model = with_solution(network.model, found.model, network.outputs or 1)
-    result = Result(
+    records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, wrong_labels(data.source), Single())})
+    model = with_solution(network.model, found.model, classes)
+    answer = FirstAnswer(
         model=model,
         source=data.source,
         history=records.history,
@@ -282,10 +242,15 @@ def _answered(
         evidence=evidence,
         missing=missing,
         suspect_precision=options.probes.precision,
+        features=features,
+        labels=labels,
+        groups=groups,
+        learner=learner,
+        seed=options.seed,
     )
 
     def write(folder: RunFolder) -> None:
-        write_result(folder, result, network.model.state_dict())
+        write_result(folder, answer, network.model.state_dict())
         if isinstance(model, Learned):
             folder.write_learner(to_bytes(found.model))
         if isinstance(found, Beliefs):
@@ -293,16 +258,12 @@ def _answered(
             folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": judged})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
-    return First(result, network, features, labels, groups, learner, options.seed)
+    return answer
 
 
-def _labels_before(data: Data, network: Network, options: Options) -> Array | None:
-    given = options.probes.labels_before
-    before = data.labels_before if given is None else given
-    if before is None:
-        return None
-    assert network.outputs is not None
-    return checked_before(before, data.target.labels.cpu(), network.outputs).numpy()
+def _labels_before(data: Data, classes: int, options: Options) -> Array | None:
+    before = data.labels_before if options.probes.labels_before is None else options.probes.labels_before
+    return None if before is None else checked_before(before, data.target.labels.cpu(), classes).numpy()
 
 
 def _weights(found: Beliefs | Residuals) -> Weights:
@@ -312,14 +273,6 @@ def _weights(found: Beliefs | Residuals) -> Weights:
     like = learned.state()
     learned.load_state({name: torch.from_numpy(np.asarray(of)).to(like[name].dtype) for name, of in state.items()})
     return learned
-
-
-def _wrong(source: ExampleSet) -> tuple[Tensor, Tensor] | None:
-    """Which labels are wrong, and of which the truth is known."""
-    if source.truth is None:
-        return None
-    truth = source.truth.cpu()
-    return truth != source.labels.cpu(), truth >= 0
 
 
 def compared(found: Beliefs, target: ExampleSet) -> list[Judged]:

@@ -1,4 +1,4 @@
-"""The report's charts: small inline SVG, each with its title, caption, legend and text alternative.
+"""The report's charts: scales and marks as paths, which the template draws as small inline SVG.
 
 Colours are CSS classes, so that the page's light and dark themes apply. A chart is drawn at about the size at which it
 is shown, so that its text stays readable on a phone.
@@ -7,36 +7,63 @@ is shown, so that its text stays readable on a phone.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup, escape
 
 from soseleto.report.sentences import RunFiles, count, number
 from soseleto.run_folder.ranking import LOW_WEIGHT
 
-MOST_POINTS = 3000  # of a scatter plot
+LEFT, RIGHT, TOP, BOTTOM = 76, 408, 12, 210  # of the axes, in a picture of 420 × 250
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
 Array = np.ndarray
-Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, text)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from ``low`` to ``high`` on the pixels from ``start`` to ``end``."""
+
+    label: str
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, values: float | Array) -> Array:
+        share = (np.asarray(values, dtype=float) - self.low) / (self.high - self.low or 1.0)
+        return self.start + share * (self.end - self.start)
+
+    @property
+    def ticks(self) -> list[tuple[str, str]]:
+        """Positions and texts of five or six round numbers."""
+        values = nice_ticks(self.low, self.high if self.high > self.low else self.low + 1)
+        return [(_n(float(self(value))), tick_text(value)) for value in values if self._has(value)]
+
+    def _has(self, value: float) -> bool:
+        return self.label != "epoch" or float(value).is_integer()
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart with its title, caption and legend."""
+    """One chart with its title, text alternative, legend and caption.
+
+    marks: (mark, kind, path), both CSS classes; legend: (mark, kind, text); rule: x of a dashed line
+    """
 
     title: str
-    picture: Markup
+    x: Scale
+    y: Scale
+    marks: tuple[tuple[str, str, str], ...]
+    alt: str
+    legend: tuple[tuple[str, str, str], ...] = ()
     caption: str = ""
-    legend: Legend = ()
-
-
-# A chart
+    rule: str = ""
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers in [low, high], at most ``most`` of them."""
-    raw = (high - low) / max(most - 1, 1)
+    raw = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -49,88 +76,19 @@ def tick_text(value: float) -> str:
     return text.replace("-", "−") if "e" not in text else text
 
 
-class Chart:
-    """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
+def _bars(x: Scale, y: Scale, edges: Array, counts: Array) -> str:
+    """Bars over bins as one path; empty bins draw nothing."""
+    left, right = x(edges[:-1]) + 0.5, x(edges[1:]) - 0.5
+    high = np.minimum(y(counts), BOTTOM - 1)
+    bars = (f"M{_n(left[i])} {BOTTOM}V{_n(high[i])}H{_n(right[i])}V{BOTTOM}z" for i in np.flatnonzero(counts > 0))
+    return "".join(bars)
 
-    def __init__(
-        self, x: tuple[float, float], y: tuple[float, float], x_label: str, y_label: str, height: float = 250
-    ) -> None:
-        self.width, self.height = 420.0, height
-        self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))
-        self.y_ticks = nice_ticks(*self.y_range, most=5)
-        longest = max(len(tick_text(tick)) for tick in self.y_ticks)
-        self.left, self.right, self.top, self.bottom = (
-            max(54.0, 24 + 7.5 * longest),
-            self.width - 12.0,
-            12.0,
-            height - 40.0,
-        )
-        self.labels = (x_label, y_label)
-        self.marks: list[str] = []
 
-    def x(self, values: float | Array) -> Array:
-        low, high = self.x_range
-        return self.left + (np.asarray(values, dtype=float) - low) / (high - low) * (self.right - self.left)
-
-    def y(self, values: float | Array) -> Array:
-        low, high = self.y_range
-        return self.bottom - (np.asarray(values, dtype=float) - low) / (high - low) * (self.bottom - self.top)
-
-    def bars(self, edges: Array, counts: Array, kind: str) -> None:
-        """Bars over bins as one path; empty bins draw nothing."""
-        left, right = self.x(edges[:-1]) + 0.5, self.x(edges[1:]) - 0.5
-        low, high = _n(self.bottom), np.minimum(self.y(counts), self.bottom - 1)
-        bars = (f"M{_n(left[i])} {low}V{_n(high[i])}H{_n(right[i])}V{low}z" for i in np.flatnonzero(counts > 0))
-        self._path("bar", kind, "".join(bars))
-
-    def line(self, x: Array, y: Array, kind: str) -> None:
-        """A line through the values that are finite; a lone point is drawn as a dot."""
-        known = np.isfinite(y)
-        points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[known]), self.y(y[known]), strict=True)]
-        self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
-
-    def dots(self, x: Array, y: Array, kind: str) -> None:
-        """Points as one path with round caps: about a dozen bytes per point."""
-        points = zip(self.x(x), self.y(y), strict=True)
-        self._path("dots", kind, "".join(f"M{_n(a)} {_n(b)}h0" for a, b in points))
-
-    def crosses(self, x: Array, y: Array, kind: str) -> None:
-        """Points as crosses, distinguishable from dots without colour."""
-        points = zip(self.x(x) - 2.6, self.y(y) - 2.6, strict=True)
-        self._path("crosses", kind, "".join(f"M{_n(a)} {_n(b)}l5.2 5.2m0 -5.2l-5.2 5.2" for a, b in points))
-
-    def rule(self, x: float) -> None:
-        at = _n(float(self.x(x)))
-        self.marks.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>')
-
-    def level(self, y: float, kind: str) -> None:
-        at = _n(float(self.y(y)))
-        self.marks.append(f'<line class="{kind}" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
-
-    def svg(self, alt: str) -> Markup:
-        """The chart as SVG; ``alt`` is its text alternative for screen readers."""
-        marks, self.marks = self.marks, []
-        for value in self.y_ticks:
-            self.level(value, "grid")
-            self._text(self.left - 6, float(self.y(value)) + 3.5, tick_text(value), "tick end")
-        for value in nice_ticks(*self.x_range):
-            if self.labels[0] == "epoch" and not value.is_integer():
-                continue
-            self._text(float(self.x(value)), self.bottom + 15, tick_text(value), "tick middle")
-        self.level(self.y_range[0], "axis")
-        self.marks += marks
-        self._text((self.left + self.right) / 2, self.height - 7, self.labels[0], "label middle")
-        self.marks.append(f'<g transform="translate(10 {_n((self.top + self.bottom) / 2)}) rotate(-90)">')
-        self._text(0, 0, self.labels[1], "label middle")
-        head = f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}" role="img" aria-label="{escape(alt)}">'
-        return Markup(head + "".join(self.marks) + "</g></svg>")
-
-    def _text(self, x: float, y: float, text: str, kind: str) -> None:
-        self.marks.append(f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}">{escape(text)}</text>')
-
-    def _path(self, mark: str, kind: str, path: str) -> None:
-        if path:
-            self.marks.append(f'<path class="{mark} {escape(kind)}" d="{path}"/>')
+def _line(x: Array, y: Array) -> str:
+    """A line through the values that are finite; a lone point is drawn as a dot."""
+    known = np.isfinite(y)
+    points = [f"{_n(a)} {_n(b)}" for a, b in zip(x[known], y[known], strict=True)]
+    return "M" + "L".join(points) + ("h0" if len(points) == 1 else "")
 
 
 def _n(value: float) -> str:
@@ -138,7 +96,10 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-# The figures
+def _legend(mark: str, texts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str, str], ...]:
+    """None for a single mark."""
+    named = tuple((mark, kind, text) for kind, text in texts)
+    return named if len(named) > 1 else ()
 
 
 def weights(weight: Array, wrong: Array | None) -> Figure:
@@ -146,15 +107,19 @@ def weights(weight: Array, wrong: Array | None) -> Figure:
     edges = np.linspace(0.0, 1.0, 41)
     parts = {"all": weight} if wrong is None else {"right": weight[~wrong], "wrong": weight[wrong]}
     bins = {kind: np.histogram(part, edges)[0] for kind, part in parts.items()}
-    top = max(int(counts.max()) for counts in bins.values())
-    chart = Chart((0, 1), (0, top * 1.05), "weight", "examples")
-    for kind, counts in bins.items():
-        chart.bars(edges, counts, kind)
-    chart.rule(float(LOW_WEIGHT))
+    top = 1.05 * max(int(counts.max()) for counts in bins.values())
+    x, y = Scale("weight", 0.0, 1.0, LEFT, RIGHT), Scale("examples", 0.0, top, BOTTOM, TOP)
     peaks = (f"{NAMES[kind]} peak near {number(float(edges[int(bins[kind].argmax())]))}" for kind in bins)
-    legend = tuple(("bar", kind, NAMES[kind]) for kind in bins) if len(bins) > 1 else ()
-    caption = f"Dashed line: the threshold of {LOW_WEIGHT:g} below which a weight is low."
-    return Figure("Weights", chart.svg(f"Histogram of weights: {'; '.join(peaks)}."), caption, legend)
+    return Figure(
+        "Weights",
+        x,
+        y,
+        tuple(("bar", kind, _bars(x, y, edges, counts)) for kind, counts in bins.items()),
+        f"Histogram of weights: {'; '.join(peaks)}.",
+        _legend("bar", ((kind, NAMES[kind]) for kind in bins)),
+        f"Dashed line: the threshold of {LOW_WEIGHT:g} below which a weight is low.",
+        rule=_n(float(x(float(LOW_WEIGHT)))),
+    )
 
 
 @dataclass(frozen=True)
@@ -177,41 +142,21 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     values = np.concatenate([[0.0], *(series[key] for key, _, _ in lines)])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)
-    span = (low - margin * (low != 0), high + margin * (high != 0))
-    chart = Chart((float(epochs.min()), float(epochs.max())), span, "epoch", curve.y_label)
-    for key, kind, _ in lines:
-        chart.line(epochs, series[key], kind)
+    x = Scale("epoch", float(epochs.min()), float(epochs.max()), LEFT, RIGHT)
+    y = Scale(curve.y_label, low - margin * (low != 0), high + margin * (high != 0), BOTTOM, TOP)
     changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
-    legend = tuple(("line", kind, text) for _, kind, text in lines) if len(lines) > 1 else ()
-    alt = f"{curve.title} over {len(epochs)} epochs: {changes}."
-    return Figure(curve.title, chart.svg(alt), curve.caption, legend)
+    return Figure(
+        curve.title,
+        x,
+        y,
+        tuple(("line", kind, _line(x(epochs), y(series[key]))) for key, kind, _ in lines),
+        f"{curve.title} over {len(epochs)} epochs: {changes}.",
+        _legend("line", ((kind, text) for _, kind, text in lines)),
+        curve.caption,
+    )
 
 
 def _from_to(text: str, values: Array) -> str:
     known = values[np.isfinite(values)]
     form = count if known.max() >= 1000 else number
     return f"{text} from {form(float(known[0]))} to {form(float(known[-1]))}"
-
-
-# Figure 1 of the paper, for a source with two features and known true labels
-
-
-def figure_1(run: RunFiles) -> Figure | None:
-    """The source points that a weight threshold classifies correctly, and the others; None for any other source."""
-    weight, wrong, ranking = run.column("weight"), run.wrong, run.ranking
-    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or ranking is None:
-        return None
-    x, y = ranking["x0"], ranking["x1"]
-    if x.dtype.kind != "f" or y.dtype.kind != "f":
-        return None
-    correct = (weight < LOW_WEIGHT) == wrong
-    chart = Chart((float(x.min()), float(x.max())), (float(y.min()), float(y.max())), "x0", "x1", height=420)
-    every = -(-len(x) // MOST_POINTS)
-    right, missed = np.flatnonzero(correct)[::every], np.flatnonzero(~correct)[::every]
-    chart.dots(x[right], y[right], "right")
-    chart.crosses(x[missed], y[missed], "wrong")
-    counts = (f"correct: {count(correct.sum())}", f"incorrect: {count((~correct).sum())}")
-    legend = (("dots", "right", counts[0]), ("crosses", "wrong", counts[1]))
-    caption = f"A weight below {LOW_WEIGHT:g} classifies a point as flipped."
-    alt = f"Source points in the plane, classified by their weight: {counts[0]}, {counts[1]}."
-    return Figure("Source points, classified by weight", chart.svg(alt), caption, legend)

@@ -109,7 +109,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     half = min(SHOWN, -(-len(worst) // 2))
     return {
         "weights": charts.weights(run.ranking["weight"], run.wrong),
-        "truth": [] if run.wrong is None else [f for f in (charts.figure_1(run), charts.curves(run, GROUPS)) if f],
+        "truth": None if run.wrong is None else charts.curves(run, GROUPS),
         "strongest": _examples(run, suspects[:SHOWN]),
         "shown": SHOWN,
         "suspects_count": len(suspects),

@@ -83,7 +83,7 @@ class RunFiles:
     @property
     def messages(self) -> list[str]:
         """The problems of the data and the messages of the run, without repetition, in order."""
-        texts = [*self.problems, *(str(text) for text in self.start.get("messages") or [])]
+        texts = [*self.problems]
         texts += [str(record.get("text", "")) for record in self.records if record.get("event") == "message"]
         return list(dict.fromkeys(texts))
 
@@ -209,9 +209,8 @@ def training(run: RunFiles) -> str:
     epochs = counted(len(run.epochs), "epoch")
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
-    took, engine = run.end.get("seconds"), run.last.get("engine") or run.start.get("engine")
-    time = f" in {duration(took)}" if _is_number(took) else ""
-    return f"Trained{data} for {epochs}{time}{f', with alignments by the {engine} engine' if engine else ''}."
+    took = run.end.get("seconds")
+    return f"Trained{data} for {epochs}{f' in {duration(took)}' if _is_number(took) else ''}."
 
 
 def next_steps(run: RunFiles) -> list[tuple[str, str]]:
@@ -233,55 +232,33 @@ def next_steps(run: RunFiles) -> list[tuple[str, str]]:
 def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
     """(method, accuracy, low, high) in percent of this run and its baselines; empty without a comparison."""
     rows, kept = run.comparison.get("rows") or [], run.comparison.get("kept")
-    names = {row["method"]: f"{_method(row['method'])}{', kept' * (row['method'] == kept)}" for row in rows}
-    return [(names[row["method"]], row["accuracy"], row["low"], row["high"]) for row in rows]
+    return [
+        (row["title"] + ", kept" * (row["method"] == kept), row["accuracy"], row["low"], row["high"]) for row in rows
+    ]
 
 
 def compared_how(run: RunFiles) -> str:
     """The caption of the comparison."""
-    judged, others = run.comparison, run.comparison.get("epochs_of_others")
-    on = (
-        "test examples"
-        if judged.get("judged_on") == "test"
-        else f"target examples ({judged.get('folds')}-fold cross-validation)"
-    )
-    epochs = (
-        f"; SOSELETO by the strong recipe for {counted(len(run.epochs), 'epoch')}, the others for {others}"
-        if others
-        else ""
-    )
-    return f"Held-out accuracy on {count(judged['rows'][0]['examples'])} {on}{epochs}"
-
-
-def _method(name: str) -> str:
-    titles = {
-        "soseleto": "SOSELETO",
-        "ordinary": "ordinary training",
-        "mixed": "mixed training",
-        "scan": "the first answer",
-    }
-    titles |= {"scan_mixed": "all labels, same features", "scan_target_only": "target only, same features"}
-    return titles.get(name, name.replace("_", " "))
+    on = f"target examples ({run.comparison.get('folds')}-fold cross-validation)"
+    if run.comparison.get("judged_on") == "test":
+        on = "test examples"
+    return f"Held-out accuracy on {count(run.comparison['rows'][0]['examples'])} {on}"
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
     """Which model is kept and how the best rival compares with SOSELETO; empty without rivals.
 
-    Boosted models are compared but never kept, see ``winner`` in ``comparison/accuracy.py``.
+    Other training on the features of a first answer is never kept, see ``winner`` in ``comparison/accuracy.py``.
     """
-    rivals = {row["method"]: row for row in comparison.get("rows") or [] if "minus_soseleto" in row}
-    networks = [row for method, row in rivals.items() if method != "gradient_boosting" and "scan_" not in method]
-    boosted = rivals.get("gradient_boosting")
-    parts = [_kept(networks, comparison.get("kept", "soseleto"))] if networks else []
-    if boosted is not None and boosted["minus_soseleto"]["low"] > 0:
-        advice = "and is not kept: train it on the source that soseleto review --export corrects"
-        parts.append(f"Gradient boosting is {_better(boosted)} {advice}.")
-    return " ".join(parts)
-
-
-def _kept(networks: list[dict[str, Any]], kept: str) -> str:
-    best = next((row for row in networks if row["method"] == kept), max(networks, key=lambda row: row["accuracy"]))
-    method, difference = _method(best["method"]), best["minus_soseleto"]
+    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row and "scan_" not in row["method"]]
+    if not rivals:
+        return ""
+    kept = comparison.get("kept", "soseleto")
+    best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
+    method, difference = best["title"], best["minus_soseleto"]
+    if kept == "scan":
+        change = f"{-difference['value']:+.1f} points ({_interval(-difference['high'], -difference['low'])})"
+        return f"The first answer is kept: training the network did not clearly add to it ({change})."
     if kept != "soseleto":
         return f"Selection did not pay here: the model of {method} is kept, which is {_better(best)}."
     value, low, high = (-difference[name] for name in ("value", "high", "low"))

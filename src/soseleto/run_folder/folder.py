@@ -281,10 +281,8 @@ class RunFolder:
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
-        comparison = self.comparison() or {}
-        # "apart": SOSELETO's own model is that of another training than the one that made the weights
-        keeps_another = comparison.get("kept", "soseleto") != "soseleto" or comparison.get("apart")
-        path = self.existing(KEPT if keeps_another else MODEL)
+        kept = (self.comparison() or {}).get("kept", "soseleto")
+        path = self.existing(MODEL if kept == "soseleto" else KEPT)
         state, metadata = tensors_of(path)
         with readable(path):
             tied = json.loads(metadata[_NOTES])[_TIED]
@@ -318,17 +316,22 @@ def _is_leftover(entry: Path) -> bool:
     return entry.name == FIRST or (entry.name.startswith(".") and entry.suffix == ".part")
 
 
+def require_storable(state: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        if not hasattr(value, "untyped_storage"):
+            raise DataError(f"the model's state {name!r} is not a tensor: model.safetensors can only hold tensors.")
+
+
 def _untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Copies of the distinct tensors of a state dict, and alias -> name for tensors that appear under two names.
 
     safetensors refuses tensors that share storage.
     """
+    require_storable(state)
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in state.items():
-        if not hasattr(tensor, "untyped_storage"):
-            raise DataError(f"the model's state {name!r} is not a tensor: model.safetensors can only hold tensors.")
         storage = tensor.untyped_storage().data_ptr()
         key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in first:

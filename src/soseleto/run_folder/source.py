@@ -15,8 +15,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, feature_columns, sho
 
 if TYPE_CHECKING:
     from soseleto.data import ExampleSet
+    from soseleto.data.preparation import Preparation
 
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
 MOST_BESIDE = 8  # columns of texts, and those that the training left out
@@ -46,26 +46,38 @@ def digest(source: str | os.PathLike[str]) -> str | None:
     return sha256(path) if path.is_file() else None
 
 
+class WasRead(Protocol):
+    """What is known of data after reading; ``checked`` are the target's labels, by id, of source examples that were
+    left out because they are also in the target."""
+
+    @property
+    def columns(self) -> Sequence[str] | None: ...
+    @property
+    def preparation(self) -> Preparation | None: ...
+    @property
+    def checked(self) -> Mapping[str, str]: ...
+
+
 def remember(
     run: RunFolder,
     source: str | os.PathLike[str],
-    reading: Reading,
-    features: Sequence[str] | None = None,
+    data: WasRead,
     digest_read: str | None = None,
-    beside: Sequence[str] = (),
-    checked: Mapping[str, str] = MappingProxyType({}),
+    reading: Reading | None = None,
 ) -> None:
     """Record where the source is, the options that it was read with, and the names of its features.
 
     digest_read: the ``digest`` of a file when it was read
-    beside: further columns, which are put before the ranking's features as they are in the table
-    checked: the target's labels, by id, of source examples that were left out because they are also in the target
+
+    Columns that the model does not get as they are in the table are put before the ranking's features.
     """
-    path = Path(os.path.abspath(Path(source).expanduser()))
+    reading = reading or Reading()
+    path, table = Path(os.path.abspath(Path(source).expanduser())), data.preparation
+    features, beside = (data.columns, ()) if table is None else (table.shown, table.beside)
     if features is not None and beside and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
         features = _with_columns(run, path, reading, features, beside)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
-    note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(checked)}
+    note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(data.checked)}
     run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})
 
 

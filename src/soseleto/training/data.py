@@ -32,7 +32,7 @@ from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import sharded_modules
-from soseleto.errors import UsageError, counted
+from soseleto.errors import UsageError, counted, need
 from soseleto.models.learned import last_inputs
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
@@ -99,16 +99,6 @@ class Data:
             )
 
     @property
-    def feature_names(self) -> tuple[str, ...] | None:
-        """The columns of a table that a ranking shows."""
-        return self.columns if self.preparation is None else self.preparation.shown
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that a ranking shows as they are in the table."""
-        return () if self.preparation is None else self.preparation.beside
-
-    @property
     def own_source(self) -> ExampleSet:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
@@ -123,7 +113,7 @@ class Data:
 
     def with_probes(self, options: Probes, *, seed: int) -> Data:
         """With probes planted, if there shall be any."""
-        if options.share == 0:
+        if not options.share:
             return self
         before = self.labels_before if options.labels_before is None else options.labels_before
         groups = groups_of(*kept_together(self.source, self.target))
@@ -140,6 +130,7 @@ class Data:
         if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
         if probes.share:
+            need("sklearn", to="suspects by probes")
             class_count_of_both(self.source, self.target)
             number_of_probes(probes.share, len(self.source), len(self.target))
         ranks = sharing.reducer.ranks

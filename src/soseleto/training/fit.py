@@ -1,24 +1,20 @@
-"""``fit``, the entry point: resolves the arguments, sets the training up, rehearses its end and runs the loop."""
+"""``fit``, the entry point: resolves the arguments, sets the training up and runs the loop."""
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from soseleto.data import Reading, structure
 from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
-from soseleto.engines.model_state import sharded_modules
-from soseleto.errors import SoseletoError, UsageError, first_line, need
+from soseleto.errors import UsageError, need
 from soseleto.methods.wrappers import Recording, Signals
-from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.reducer import Reducer, Single, choose_device
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
@@ -27,7 +23,7 @@ from soseleto.task import optimizers
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
-from soseleto.training.data import BatchSizes, Data, ends_in_linear, is_out_of_memory, seeded, wrong_share
+from soseleto.training.data import BatchSizes, Data, ends_in_linear, seeded, wrong_share
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
 from soseleto.training.options import (
@@ -55,7 +51,6 @@ from soseleto.training.setup import (
 )
 
 logger = logging.getLogger("soseleto")
-FEW = 6  # examples of a rehearsal
 
 
 def fit(
@@ -141,7 +136,7 @@ def fit(
     data = Data.read(source, target, mode)
     data.require_shareable(sharing, options.probes, mode)
     with seeded(seed, where):
-        network = Network.of(model, options, data, sharing=sharing, device=where)
+        network = Network.of(model, options, data, sharing=sharing, device=where, keeps=out is not None)
         before = unfinished(out) if checkpoints.resume else {}
         setup = _setup(options, network, data, chosen, before, sharing=sharing, device=where)
         folder = _folder(out, checkpoints.resume, team)
@@ -151,9 +146,10 @@ def fit(
         with ExitStack() as stack:
             if out is not None:
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
-            write_source = _remembering(source, records, setup.data)
+            sha256 = digest(source) if folder and isinstance(source, str | Path) else None
             result = loop.run(setup.describe())
-            team.first(write_source)
+            if folder and isinstance(source, str | Path):
+                remember(folder, source, setup.data, sha256)
             return result
 
 
@@ -223,15 +219,6 @@ def _setup(
     )
 
 
-def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:
-    """Writes where the source was read from and which rows it has now, so that it can be exported with corrections."""
-    folder = records.folder
-    if folder is None or not isinstance(source, str | Path):
-        return lambda: None
-    path, reading, sha256 = Path(source), Reading(), digest(source)
-    return lambda: remember(folder, path, reading, data.feature_names, sha256, data.beside, data.checked)
-
-
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
     """The method wrapped for what it must record, and the loop that runs it."""
     data, compute, device, settings = setup.data, setup.options.compute, setup.device, setup.settings
@@ -250,7 +237,6 @@ def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
         capture=compute.cuda_graph and device.type == "cuda" and setup.in_one_process,
         records=records,
         keeps=keeps,
-        rehearse=rehearse,
     )
 
 
@@ -258,60 +244,7 @@ def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | 
     """The run folder, on the rank that writes it."""
     if out is None:
         return None
+    for package in ("PIL.Image", "pyarrow.parquet", "safetensors.torch"):
+        need(package, to="a run folder")
     folder = team.first(lambda: RunFolder.create(out, resume=resume))
     return folder if team.rank == 0 else None
-
-
-def rehearse(loop: Loop) -> None:
-    """Raise, before the first step, what would fail at the end: prediction in evaluation mode, and saving the model.
-
-    A training without a folder and probes does nothing with the model after its last step. The forward passes of a
-    sharded model need all ranks, so it is not rehearsed.
-    """
-    model, device = loop.task.model, loop.task.device
-    if not (loop.keeps or loop.data.probes is not None) or sharded_modules(model):
-        return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        _check_outputs(loop)
-    if loop.data.probes is not None:
-        need("sklearn", to="suspects by probes")
-    if loop.keeps:
-        for package in ("PIL.Image", "pyarrow.parquet"):
-            need(package, to="a run folder")
-        with tempfile.TemporaryDirectory(prefix="soseleto-") as place, _tried("saving"):
-            folder = RunFolder.create(place)
-            folder.write_model(model.state_dict())
-            if folder.model_state().keys() != model.state_dict().keys():
-                raise ValueError("some of its parameters are lost")
-
-
-def _check_outputs(loop: Loop) -> None:
-    model, target = loop.task.model, loop.data.target
-    inputs, labels = target.take(torch.arange(min(FEW, len(target))))
-    inputs = structure.to_device(inputs, loop.task.device)
-    with _tried("prediction in evaluation mode"), evaluation_mode(model), torch.no_grad():
-        outputs = structure.scores_of(structure.call(model, loop.setup.network.prepare(inputs)))
-    if not isinstance(outputs, Tensor):
-        raise UsageError(
-            f"the model returns a {type(outputs).__name__}, and prediction needs a tensor with one row per example: "
-            "return that tensor from forward, such as outputs.logits or the first of a tuple."
-        )
-    if outputs.shape[:1] != labels.shape[:1]:
-        raise UsageError(
-            f"the model returns shape {tuple(outputs.shape)} for {len(labels)} examples in evaluation mode: return one "
-            "row per example."
-        )
-
-
-@contextmanager
-def _tried(what: str) -> Iterator[None]:
-    """Turn any error inside into one sentence."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, SoseletoError) or is_out_of_memory(error):
-            raise
-        raise UsageError(
-            f"{what} fails with this model, tried before the training ({type(error).__name__}: {first_line(error)}): "
-            "mend the model."
-        ) from error

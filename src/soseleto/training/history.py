@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soseleto.data import ExampleSet
+from soseleto.data.examples import truth_known
 from soseleto.errors import first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
@@ -148,6 +150,14 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
         for name, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def wrong_labels(source: ExampleSet) -> tuple[Tensor, Tensor] | None:
+    """Which labels are wrong, and of which the truth is known; None where none is."""
+    if source.truth is None:
+        return None
+    truth = source.truth.cpu()
+    return truth != source.labels.cpu(), truth_known(truth)
 
 
 def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reducer: Reducer) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
-from soseleto.data.examples import in_pieces, truth_known
+from soseleto.data.examples import in_pieces
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
@@ -31,7 +31,7 @@ from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
-from soseleto.training.history import Records, weight_record
+from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
 from soseleto.training.setup import Network, Options, Setup
@@ -52,7 +52,6 @@ class Loop:
     capture: bool
     records: Records
     keeps: bool  # there is a run folder, perhaps on another rank
-    rehearse: Callable[[Loop], None]  # called before the first step, see fit.py
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
@@ -60,7 +59,6 @@ class Loop:
         config = {**config, **facts}
         state = self.method.init(self.task)
         require_same_settings(self.team, _optimizer_settings(state.optimizer))
-        self.team.first(lambda: self.rehearse(self))
         keeper = Keeper(
             self.records,
             self.task,
@@ -228,13 +226,11 @@ class Loop:
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
     def _wrong(self) -> tuple[Tensor, Tensor] | None:
-        """Which of this rank's labels are wrong, and of which the truth is known."""
-        source = self._source
-        if source.truth is None:
+        """``wrong_labels`` of this rank."""
+        if (of_all := wrong_labels(self._source)) is None:
             return None
-        mine = slice(self.team.rank, None, self.team.ranks)
-        wrong, known = source.truth != source.labels, truth_known(source.truth)
-        return wrong[mine].to(self.task.device), known[mine].to(self.task.device)
+        wrong, known = (part[self.team.rank :: self.team.ranks].to(self.task.device) for part in of_all)
+        return wrong, known
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(

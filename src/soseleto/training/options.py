@@ -52,14 +52,14 @@ class Probes:
 
     They calibrate ``result.suspects()``, the source examples that are probably mislabelled.
 
-    share: the share of the target to plant, or ``"auto"``
+    share: the share of the target to plant, or ``"auto"``; None as without ``probes=``
     labels_before: the labels that the target's examples had before they were checked, -1 where unknown: probes get
         these, and the wrong ones are counted
     precision: the share of the suspects that should really be mislabelled
     evidence: of a ``scan`` of the same source and target, in place of planted examples
     """
 
-    share: Share = "auto"
+    share: Share | None = "auto"
     labels_before: Any = None
     precision: float = SUSPECT_PRECISION
     evidence: Any = field(default=None, repr=False, compare=False)
@@ -97,6 +97,10 @@ class Compute:
             )
         if self.micro_batch_size is not None:
             require_size("micro_batch_size", self.micro_batch_size)
+
+    @property
+    def in_one_process(self) -> bool:
+        return self.reducer is None or self.reducer.ranks == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +157,7 @@ def require_size(name: str, value: Any) -> None:
 
 def as_probes(probes: Probes | Share | None) -> Probes:
     """``"auto"`` and a number stand for ``Probes(share=...)``, None for no probes."""
-    return probes if isinstance(probes, Probes) else Probes(share=0.0 if probes is None else probes)
+    return probes if isinstance(probes, Probes) else Probes(share=probes)
 
 
 def as_losses(loss: Loss | tuple[Loss, Loss], mode: str) -> tuple[Loss, Loss]:

@@ -4,20 +4,18 @@ now and then.
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 from soseleto.errors import UsageError
 from soseleto.training.history import VANISHED
 from soseleto.training.options import Logger, Progress, Watcher
 
-if TYPE_CHECKING:  # rich is imported when a line is made: trainings without one do not need it
-    from rich.console import Console
-    from rich.text import Text
-
-BAR = 16  # characters
+CLEAR = "\r\x1b[2K"  # back to the beginning of the line, and erase it
 LOG_SECONDS = 60.0  # without a terminal, between two lines
 
 
@@ -41,16 +39,13 @@ def as_watchers(progress: Watcher | Sequence[Watcher]) -> tuple[list[Progress], 
 
 
 class LiveLine:
-    """A progress bar on standard error with losses, mean weight, effective source size and the time left.
+    """A line on standard error with losses, mean weight, effective source size and the time left.
 
-    It uses no thread and does not hide the cursor, so an exception cannot leave the terminal in a bad state. Without a
-    terminal a line is printed every minute, to keep logs short.
+    Without a terminal a line is printed every minute, to keep logs short.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
-
-        self.console = console or Console(stderr=True)
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
         self.printed: set[str] = set()
         self.logged_at = time.monotonic()
         self.stage("")
@@ -65,42 +60,25 @@ class LiveLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        self._print("")
 
     def __call__(self, event: str, record: dict[str, Any], /) -> None:
         if event == "start":
             self.stage(self.title)
             self.seen |= {"epochs": record.get("epochs", 0), "steps": record.get("steps", 0)}
-        for text in [*(record.get("messages") or []), *([record["text"]] if "text" in record else [])]:
-            self._print_once(str(text))
+        if "text" in record:
+            self._print_once(record["text"])
         if event in ("step", "epoch"):
             self.begin = self.begin or (time.monotonic(), record.get("step", 0))
             self.seen |= record
             self._show()
         if event == "end":
-            self.clear()
+            self._print("")
 
-    def clear(self) -> None:
-        from rich.control import Control
-        from rich.segment import ControlType
-
-        if self.console.is_terminal:
-            self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-
-    def line(self) -> Text:
-        from rich.text import Text
-
-        steps = self.seen.get("steps", 0)
-        full = round(BAR * self.seen.get("step", 0) / steps) if steps else 0
-        left = self._left()
-        return Text.assemble(
-            f"{self.title} · " if self.title else "",
-            f"epoch {self.seen.get('epoch', 0)}/{self.seen.get('epochs', 0)} ",
-            ("━" * full, "green"),
-            ("━" * (BAR - full), "bright_black"),
-            f" {describe(self.seen)}",
-            (f" · {timedelta(seconds=left)} left" if left else "", "bright_black"),
-        )
+    def line(self) -> str:
+        epochs = f"epoch {self.seen.get('epoch', 0)}/{self.seen.get('epochs', 0)}"
+        left = f"{timedelta(seconds=seconds)} left" if (seconds := self._left()) else ""
+        return " · ".join(filter(None, (self.title, epochs, describe(self.seen), left)))
 
     def _left(self) -> int:
         """Seconds until this training ends, estimated from the steps seen so far; 0 where nothing is known."""
@@ -110,23 +88,23 @@ class LiveLine:
         return round(passed / done * (self.seen["steps"] - self.seen["step"])) if passed >= 1 and done else 0
 
     def _show(self) -> None:
-        if self.console.is_terminal:
-            self.clear()
-            self.console.print(self.line(), end="", no_wrap=True, overflow="ellipsis", crop=True)
+        if self.stream.isatty():
+            self._print(self.line()[: shutil.get_terminal_size().columns - 1])
         elif time.monotonic() - self.logged_at >= LOG_SECONDS:
             self.logged_at = time.monotonic()
-            self._print(self.line().plain.replace("━", ""))
+            self._print(f"{self.line()}\n")
 
     def _print_once(self, text: str) -> None:
         """A message of several trainings is printed for the first, also where it has other numbers."""
         key = VANISHED if text.startswith(VANISHED) else text
         if key not in self.printed:
             self.printed.add(key)
-            self._print(text)
+            self._print(f"{text}\n")
 
     def _print(self, text: str) -> None:
-        self.clear()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """In place of the line that is shown on a terminal."""
+        self.stream.write(f"{CLEAR}{text}" if self.stream.isatty() else text)
+        self.stream.flush()
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single, owned
 from soseleto.prediction.predictor import TaskKind
+from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.settings import to_data
@@ -47,6 +48,7 @@ from soseleto.training.data import (
 from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
 
 TaskLosses = NoisyLosses | TransferLosses
+FEW = 2  # examples that are tried before the training
 # Views of an example: the inputs that they are made of, as ``kind_of_inputs`` calls them and in words.
 INPUTS_OF_VIEWS = {
     Views: ("images", "views of images are made of uint8 tensors (C, H, W)"),
@@ -133,8 +135,20 @@ class Network:
     outputs: int | None
 
     @classmethod
-    def of(cls, model: nn.Module, options: Options, data: Data, *, sharing: Sharing, device: torch.device) -> Network:
-        """Move the model to the device and add what it lacks; the same on every rank."""
+    def of(
+        cls,
+        model: nn.Module,
+        options: Options,
+        data: Data,
+        *,
+        sharing: Sharing,
+        device: torch.device,
+        keeps: bool = False,
+    ) -> Network:
+        """Move the model to the device and add what it lacks; the same on every rank.
+
+        keeps: the trained model is written to a run folder
+        """
         model.to(device)
         standardize = options.inputs.standardize
         if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
@@ -144,7 +158,9 @@ class Network:
         if isinstance(sharing, ShardedSharing):
             split_heads(whole, (options.heads.source, options.heads.target))
             require_shardable(whole, sharing.reducer.ranks)
-        kind, outputs = check_fit(whole, losses, data, prepare)
+        if keeps:
+            require_storable(whole.state_dict())
+        kind, outputs = check_fit(whole, losses, data, prepare, predicts=keeps or bool(options.probes.share))
         reshard(whole)
         sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
         return cls(model=whole, prepare=prepare, losses=losses, kind=kind, outputs=outputs)
@@ -226,11 +242,15 @@ def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
 # Whether model, losses and data fit together
 
 
-def check_fit(model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare) -> tuple[TaskKind, int | None]:
-    """Pass one example of each side through the model and its loss.
+def check_fit(
+    model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare, *, predicts: bool
+) -> tuple[TaskKind, int | None]:
+    """Pass some examples of each side through the model and its loss, in evaluation mode as after the training.
 
     Returns the kind of task that the target turns out to be, and the number of the source's outputs. Labels that are
     class indices and outputs (B, classes) make a classifier, whatever the loss.
+
+    predicts: the trained model must answer with one row per example, for suspects or whoever loads it
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError(
@@ -238,8 +258,8 @@ def check_fit(model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare
         )
     _check_shapes(data)
     with evaluation_mode(model), torch.no_grad():
-        of_source = structure.scores_of(_check_side(model, losses, "source", data.source, prepare))
-        outputs = structure.scores_of(_check_side(model, losses, "target", data.target, prepare))
+        of_source = _check_side(model, losses, "source", data.source, prepare, predicts)
+        outputs = _check_side(model, losses, "target", data.target, prepare, predicts)
     sides = [data.source, data.target] if isinstance(losses, NoisyLosses) else [data.target]
     width = of_source.shape[1] if isinstance(of_source, Tensor) and of_source.ndim == 2 else None
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
@@ -265,8 +285,10 @@ def _shown(shape: Any) -> Any:
     return tuple(shape) if isinstance(shape, list) else shape
 
 
-def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: ExampleSet, prepare: Prepare) -> Any:
-    """The model's outputs for the side's first example."""
+def _check_side(
+    model: nn.Module, losses: TaskLosses, side: str, examples: ExampleSet, prepare: Prepare, predicts: bool
+) -> Any:
+    """The model's outputs for the side's first examples."""
     loss: Loss
     if isinstance(losses, NoisyLosses):
         loss, call = losses.loss, model
@@ -281,20 +303,36 @@ def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: Examp
             f"{side} labels are of float type {labels.dtype}: pass class indices (labels.long()), "
             "or for regression a loss of your own, loss=soseleto.squared_error."
         )
-    inputs, label = structure.to_device(examples.take(torch.tensor([0])), device)
+    index = torch.arange(min(FEW, len(examples)))
+    inputs, label = structure.to_device(examples.take(index), device)
     inputs = prepare(inputs)
-    outputs = _outputs(call, inputs, side)
+    outputs = structure.scores_of(_outputs(call, inputs, side))
+    if predicts:
+        _check_rows(outputs, len(index))
     if loss is cross_entropy:  # a loss of the user's may read outputs and labels in another way
-        _check_classes(structure.scores_of(outputs), labels, side, examples)
-    getattr(losses, side)(model, Batch(torch.zeros(1, dtype=torch.int64), inputs, label))
+        _check_classes(outputs, labels, side, examples)
+    getattr(losses, side)(model, Batch(index, inputs, label))
     return outputs
+
+
+def _check_rows(outputs: Any, count: int) -> None:
+    if not isinstance(outputs, Tensor):
+        raise UsageError(
+            f"the model returns a {type(outputs).__name__}, and prediction needs a tensor with one row per example: "
+            "return that tensor from forward, such as outputs.logits or the first of a tuple."
+        )
+    if len(outputs) != count:
+        raise UsageError(
+            f"the model returns shape {tuple(outputs.shape)} for {counted(count, 'example')} in evaluation mode: "
+            "return one row per example."
+        )
 
 
 def _check_classes(outputs: Any, labels: Tensor, side: str, examples: ExampleSet) -> None:
     if not isinstance(outputs, Tensor) or outputs.ndim < 2:
         form = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise UsageError(
-            f"the model returns {form} for one {side} example, and cross_entropy needs a tensor (examples, "
+            f"the model returns {form} for {side} examples, and cross_entropy needs a tensor (examples, "
             "classes): return the logits from forward, or give a loss of your own."
         )
     classes, highest = outputs.shape[1], int(labels.max())
@@ -318,7 +356,7 @@ def _outputs(model: nn.Module, inputs: structure.Inputs, side: str) -> Any:
         if isinstance(error, SoseletoError) or is_out_of_memory(error):
             raise
         raise UsageError(
-            f"the model fails in evaluation mode on one {side} example, given as {structure.describe(inputs)} "
+            f"the model fails in evaluation mode on {side} examples, given as {structure.describe(inputs)} "
             f"({type(error).__name__}: {first_line(error)}): give a model for these inputs."
         ) from error
 

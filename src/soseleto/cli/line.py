@@ -1,0 +1,162 @@
+"""The options of ``soseleto scan`` and ``soseleto fit``: each field is an option of the command, with its help."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+DATA, TRAINING, COMPARISON, SUSPECTS, RUN = (
+    functools.partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Data", "Training", "Comparison", "Suspects", "Run")
+)
+BY_MODEL = "[default: by model and data; printed at start]"
+SEED = "Same seed, same result, to the last bit on a CPU."
+DEVICE = "cpu, cuda, cuda:1, ..."
+Precision = Annotated[
+    float | None, SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonLine:
+    """What both commands take; None stands for the default."""
+
+    source: Annotated[Path, DATA(help="The large, doubtful data set.")]
+    target: Annotated[Path, DATA(help="The small, trusted data set.")]
+    out: Annotated[Path, RUN(help="The run folder to write.")]
+    label_column: Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")] = None
+    text_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")] = None
+    drop_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")] = None
+    group_column: Annotated[
+        str | None, DATA(metavar="NAME", help="Column, such as a patient, whose rows stay on one side of every split.")
+    ] = None
+    image_size: Annotated[int | None, DATA(help="Resize images to this many pixels a side.")] = None
+    skip_bad: Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")] = False
+    seed: Annotated[int, RUN(help=SEED)] = 0
+    device: Annotated[str, RUN(help=DEVICE)] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanLine(CommonLine):
+    model: Annotated[
+        str,
+        TRAINING(
+            metavar="NAME",
+            help="A pretrained network whose features are used: timm:NAME or hf:FOLDER_OR_ID. [default: the inputs "
+            "themselves]",
+            show_default=False,
+        ),
+    ] = "linear"
+    learner: Annotated[str, TRAINING(metavar="logistic|boosting", help="What is trained on the features.")] = "logistic"
+    suspect_precision: Precision = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitLine(CommonLine):
+    test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None
+    unlabelled: Annotated[Path | None, DATA(help="Further inputs without labels, for --method strong.")] = None
+    mode: Annotated[str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")] = "noisy"
+    method: Annotated[
+        str,
+        TRAINING(
+            metavar="plain|strong",
+            help="strong: a teacher judges labels; for many wrong labels, large networks and a GPU.",
+        ),
+    ] = "plain"
+    model: Annotated[
+        str | None,
+        TRAINING(
+            metavar="NAME",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, FILE.py:FUNCTION, "
+            "timm:NAME or hf:FOLDER_OR_ID. [default: by the inputs]",
+        ),
+    ] = None
+    train: Annotated[
+        str | None, TRAINING(metavar="all|head|last:N", help="Parts of a pretrained image model to train.")
+    ] = None
+    epochs: Annotated[int | None, TRAINING(min=1, metavar="N", help=f"Passes over the source. {BY_MODEL}")] = None
+    batch_size: Annotated[int | None, TRAINING(min=1, metavar="N", help=f"Source examples per step. {BY_MODEL}")] = None
+    lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None
+    folds: Annotated[
+        int | None,
+        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
+    ] = None
+    baselines: Annotated[
+        bool | None,
+        COMPARISON(
+            "--baselines/--no-baselines",
+            help="Also train the network without weights, on both sets mixed, and on the target alone. [default: only "
+            "where there is no first answer to compare with]",
+            show_default=False,
+        ),
+    ] = None
+    keep: Annotated[
+        str,
+        COMPARISON(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or SOSELETO's."),
+    ] = "best"
+    probes: Annotated[
+        float | None,
+        SUSPECTS(
+            metavar="SHARE",
+            help="Share of the target planted in the source to calibrate the suspects. [default: 0.3, if enough]",
+        ),
+    ] = None
+    suspect_precision: Precision = None
+    labels_before: Annotated[
+        str | None,
+        SUSPECTS(
+            metavar="COLUMN|FILE",
+            help="The target's labels before they were checked: a column of its table, or a table.",
+        ),
+    ] = None
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The file's options become defaults of the command; its tables are kept for it."""
+    if path is not None:
+        from soseleto.cli.options import read_config
+
+        names = [parameter.name or "" for parameter in context.command.params]
+        context.default_map, context.obj = read_config(path, names)
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    RUN(
+        metavar="FILE.toml",
+        help="These and all other settings, by their names in Python; the line wins.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
+
+def takes(line: type) -> Callable[[Callable[[dict[str, Any]], None]], Callable[..., None]]:
+    """Make the fields of a dataclass the options of a command, which gets them and the tables of ``--config``."""
+
+    def decorate(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(context: typer.Context, **options: Any) -> None:
+            del options["config"]
+            command({**options, "config": context.obj or {}})
+
+        hints = get_type_hints(line, include_extras=True)
+        defaults = {each.name: Parameter.empty if each.default is MISSING else each.default for each in fields(line)}
+        annotated = {"context": typer.Context, **{name: hints[name] for name in defaults}, "config": Config}
+        called.__signature__ = Signature(  # type: ignore[attr-defined]
+            [
+                Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=of)
+                for (name, kind), of in zip(annotated.items(), [Parameter.empty, *defaults.values(), None], strict=True)
+            ]
+        )
+        called.__annotations__ = annotated
+        return called
+
+    return decorate
