@@ -99,6 +99,10 @@ def test_a_baseline_is_kept_only_if_it_is_better_beyond_chance() -> None:
     assert comparison.winner([ours, right("ordinary", 41), right("mixed", 20)]) == "soseleto"
     assert comparison.winner([ours, right("ordinary", 46), right("mixed", 50)]) == "mixed"
     assert comparison.winner([ours, right("scan_mixed", 60)]) == "soseleto"  # shown and not kept
+    # a first answer needs no evidence: training must be better beyond chance
+    assert comparison.winner([ours, right("scan", 39)]) == "scan"
+    assert comparison.winner([ours, right("scan", 34)]) == "soseleto"
+    assert comparison.winner([ours, right("scan", 39), right("mixed", 50)]) == "mixed"
     # where the source does harm, the target alone need only be better
     assert comparison.winner([ours, right("target_only", 41), right("mixed", 39)]) == "soseleto"
     assert comparison.winner([ours, right("target_only", 41), right("mixed", 20)]) == "target_only"

@@ -18,6 +18,7 @@ from soseleto.defaults import DefaultMethod
 from soseleto.errors import TrainingError
 from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder.folder import RunFolder
+from soseleto.suspects.cross_fit import SHARPNESS
 from typing_in import run as command
 
 
@@ -225,6 +226,28 @@ def test_the_first_answer_is_read_until_the_training_has_ended_and_kept_where_th
         assert torch.equal(loaded.predict_proba(inputs), compared.kept.predict_proba(inputs))
         assert loaded.evaluate((inputs, labels))["accuracy"] > 85
     assert set(read_decisions(RunFolder.open(run))) == {"7"}
+
+
+def test_weights_start_at_beliefs_of_an_answer_that_has_not_seen_what_is_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, true_fit = [], module.fit
+
+    def fit(model: nn.Module, source: Any, target: Any, mode: str, **more: Any) -> Any:
+        result = true_fit(model, source, target, mode, **more)
+        judgement = more["probes"].evidence.judgement
+        assert torch.equal(result.weights, torch.from_numpy(judgement.belief**SHARPNESS).float())
+        answers.append((judgement.belief, judgement.trusted_labels.tolist(), target.labels.tolist()))
+        return result
+
+    monkeypatch.setattr(module, "fit", fit)
+    compare(method=soseleto.Soseleto(initial_weight="beliefs", weight_step=None))
+    (whole, *_), *folds = answers
+    assert len(folds) == 2
+    for belief, known, trained_on in folds:
+        assert known == trained_on
+        assert len(known) < 60
+        assert not np.array_equal(belief, whole)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,8 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
     method, difference = best["title"], best["minus_soseleto"]
     if kept == "scan":
-        change = f"{-difference['value']:+.1f} points ({_interval(-difference['high'], -difference['low'])})"
+        interval = _interval(-difference["high"], -difference["low"])
+        change = f"{-difference['value']:+.1f} points, {interval}"
         return f"The first answer is kept: training the network did not clearly add to it ({change})."
     if kept != "soseleto":
         return f"Selection did not pay here: the model of {method} is kept, which is {_better(best)}."
