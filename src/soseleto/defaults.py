@@ -1,19 +1,8 @@
 """All defaults, for ``fit``, the command line, the estimator, ``Selection`` and the trainers: ``resolve`` fills in what
 the caller left out, from what the caller knows.
 
-| model and inputs                    | epochs | batch (source)   | target batch | optimizer, schedule               |
-|-------------------------------------|--------|------------------|--------------|-----------------------------------|
-| any other                           | 30     | 16-256, by size  | 32           | SGD 0.03, linear                  |
-| pretrained (transformers, timm,     | 3      | at most 64       | 32           | AdamW 3e-5, warmup_cosine         |
-| peft) for texts                     |        |                  |              |                                   |
-| pretrained, for images              | 10     | 16-256           | 32           | AdamW 1e-4, warmup_cosine         |
-| with adapters of peft               |        |                  |              | AdamW 1e-4, warmup_cosine         |
-| ``Strong()``, noisy mode, images    | 100    | 16-256           | 64           | SGD 0.1, Nesterov, decay 5e-4     |
-| ``Strong()``, noisy mode, texts     |        |                  | 32           | AdamW 6e-5 if pretrained          |
-| ``Strong()``, noisy mode, tables    |        |                  | 64           |                                   |
-
-An empty cell is that of the model without ``Strong()``. Views for ``Strong()`` follow the inputs; otherwise nothing is
-augmented. The method, where none is given:
+Epochs, batches and optimizers are the constants below (docs/how-to/settings.md has them in words). Views for
+``Strong()`` follow the inputs; otherwise nothing is augmented. The method, where none is given:
 
 | task                                | weights move by          | weight step          | target share | labels   |
 |-------------------------------------|--------------------------|----------------------|--------------|----------|
@@ -242,7 +231,7 @@ def resolve(
     optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
     augment: Augment | AnyViews | Sequence[Augment | AnyViews | None] | None = None,
 ) -> Settings:
-    """The complete settings, from what is known and what was chosen; the tables above say what is chosen when.
+    """The complete settings, from what is known and what was chosen; the table above has the methods.
 
     What is known:
         model: the user's module; whether it is pretrained, convolutional or large is read off it.

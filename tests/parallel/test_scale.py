@@ -82,7 +82,7 @@ def test_out_of_memory_of_whole_batches_asks_for_smaller_ones(given: dict[str, A
 # Loggers
 
 
-class Kept:
+class Kept(loggers.EpochLogger):
     def __init__(self) -> None:
         self.seen: list[tuple[int, dict[str, float]]] = []
         self.closed = 0

@@ -151,7 +151,7 @@ def test_progress_hears_events_in_order() -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     fit(progress=lambda event, record: heard.append((event, record)))
     names = [name for name, _ in heard if name != "step"]
-    assert names == ["start", "epoch", "epoch", "epoch", "epoch", "end"]
+    assert names == ["start", "epoch", "epoch", "epoch", "epoch", "close", "end"]
     step = next(record for name, record in heard if name == "step")
     assert {"epoch", "step", "steps", "source_loss", "target_loss"} <= set(step)
 
@@ -263,7 +263,7 @@ BAD = [
     ({"optimizer": partial(sgd, lr=0.1)}, r"lr has no effect beside optimizer=...: give it there"),
     ({"target_batch_size": soseleto.Balanced(0)}, "target_batch_size must be a whole number of at least 1, got 0"),
     ({"probes": 1.5}, "probes must be a share of the target between 0 and 1, or 'auto', got 1.5"),
-    ({"progress": 3}, r"progress takes True, a function progress\(event, record\), a logger .* got int"),
+    ({"progress": 3}, r"progress takes True, a function progress\(event, record\), .* got int"),
 ]  # fmt: skip
 
 

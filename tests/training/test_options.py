@@ -18,7 +18,7 @@ from soseleto.methods import Ordinary
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import as_losses, as_probes
-from soseleto.training.progress import as_watchers
+from soseleto.training.progress import functions_of
 from training.test_checkpoint import points
 
 
@@ -59,9 +59,9 @@ def test_shorthands_in_every_form() -> None:
     of_source, of_target = soseleto.cross_entropy, soseleto.squared_error
     assert as_losses(of_source, "noisy") == (of_source, of_source)
     assert as_losses((of_source, of_target), "transfer") == (of_source, of_target)
-    assert as_watchers(False) == as_watchers([]) == ([], [])
-    (live,), loggers = as_watchers(True)
-    assert (type(live).__name__, loggers) == ("LiveLine", [])
+    assert functions_of(False) == functions_of([]) == []
+    (live,) = functions_of(True)
+    assert type(live).__name__ == "LiveLine"
 
 
 def test_pairs_of_losses_heads_and_balanced_batches_reach_the_training(tmp_path: Path) -> None:

@@ -229,10 +229,6 @@ class Training:
         if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
             lines.append("without a GPU this network is slow: --model quick is a smaller one")
         lines += self._about_texts()
-        if self.is_strong:
-            lines.append("method strong: a teacher judges every label, inputs are augmented strongly")
-        elif pair.source.inputs.ndim == 4 and options.mode == "noisy":
-            lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
         if options.mode == "noisy" and comparing.main_probes.labels_before is None:
             lines.append(
                 "if the target is a checked part of the source, its labels from before the check tell more about "

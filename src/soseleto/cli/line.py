@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from soseleto.errors import UsageError, did_you_mean
 
 DATA, TRAINING, COMPARISON, SUSPECTS, RUN = (
     functools.partial(typer.Option, rich_help_panel=panel)
@@ -21,6 +24,22 @@ DEVICE = "cpu, cuda, cuda:1, ..."
 Precision = Annotated[
     float | None, SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.9]")
 ]
+
+
+# Options that are a field of a table: option -> (table, field)
+IN_TABLES = {
+    "method": ("method", "name"),
+    "probes": ("probes", "share"),
+    "suspect_precision": ("probes", "precision"),
+    "labels_before": ("probes", "labels_before"),
+    "label_column": ("reading", "label_column"),
+    "text_column": ("reading", "text_columns"),
+    "group_column": ("reading", "group_column"),
+    "drop_column": ("reading", "drop_columns"),
+    "image_size": ("reading", "image_size"),
+    "train": ("pretrained", "train"),
+}
+TABLES = ("method", "optimizer", "augment", "reading", "probes", "compute", "checkpoints", "pretrained")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +136,33 @@ class FitLine(CommonLine):
     ] = None
 
 
+def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options in a file, by their names in the command, and what else it has: tables, and ``target_batch_size``."""
+    try:
+        config = tomllib.loads(path.expanduser().read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}: give --config a TOML file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML ({error}): correct it.") from error
+    known = [name for name in options if name not in IN_TABLES] + [*TABLES, "target_batch_size"]
+    for name in config:
+        if name not in known:
+            raise UsageError(f"{path} has an unknown key {name!r}{did_you_mean(name, known)}.")
+    if isinstance(config.get("method"), str):
+        config["method"] = {"name": config["method"]}
+    for name in TABLES:
+        if not isinstance(config.get(name, {}), Mapping) and not (name == "augment" and config[name] is False):
+            raise UsageError(f"{name} must be a table in {path}: write [{name}] and its keys below.")
+    on_line = {name: value for name, value in config.items() if name in options and name not in TABLES}
+    for option, (table, key) in IN_TABLES.items():
+        if key in config.get(table, {}):
+            on_line[option] = config[table][key]
+    return on_line, {name: value for name, value in config.items() if name not in on_line or name in TABLES}
+
+
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """The file's options become defaults of the command; its tables are kept for it."""
     if path is not None:
-        from soseleto.cli.options import read_config
-
         names = [parameter.name or "" for parameter in context.command.params]
         context.default_map, context.obj = read_config(path, names)
     return path

@@ -7,17 +7,15 @@ on the line takes the place of the one in the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from soseleto.cli.line import FitLine
+from soseleto.cli.line import IN_TABLES, FitLine
 from soseleto.data import Augment, Pair, Reading, Views, check_mode, column_of, read_labels_before
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
@@ -33,46 +31,8 @@ from soseleto.training.options import Checkpoints, Compute, Probes
 
 METHODS = ("plain", "strong")
 SHORTEST = 8  # tokens, two of which are often not words
-# Options that are a field of a table: option -> (table, field)
-IN_TABLES = {
-    "method": ("method", "name"),
-    "probes": ("probes", "share"),
-    "suspect_precision": ("probes", "precision"),
-    "labels_before": ("probes", "labels_before"),
-    "label_column": ("reading", "label_column"),
-    "text_column": ("reading", "text_columns"),
-    "group_column": ("reading", "group_column"),
-    "drop_column": ("reading", "drop_columns"),
-    "image_size": ("reading", "image_size"),
-    "train": ("pretrained", "train"),
-}
-TABLES = ("method", "optimizer", "augment", "reading", "probes", "compute", "checkpoints", "pretrained")
 open_text = lru_cache(maxsize=2)(open_text_model)
 T = TypeVar("T")
-
-
-def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options in a file, by their names in the command, and what else it has: tables, and ``target_batch_size``."""
-    try:
-        config = tomllib.loads(path.expanduser().read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}: give --config a TOML file.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML ({error}): correct it.") from error
-    known = [name for name in options if name not in IN_TABLES] + [*TABLES, "target_batch_size"]
-    for name in config:
-        if name not in known:
-            raise UsageError(f"{path} has an unknown key {name!r}{did_you_mean(name, known)}.")
-    if isinstance(config.get("method"), str):
-        config["method"] = {"name": config["method"]}
-    for name in TABLES:
-        if not isinstance(config.get(name, {}), Mapping) and not (name == "augment" and config[name] is False):
-            raise UsageError(f"{name} must be a table in {path}: write [{name}] and its keys below.")
-    on_line = {name: value for name, value in config.items() if name in options and name not in TABLES}
-    for option, (table, key) in IN_TABLES.items():
-        if key in config.get(table, {}):
-            on_line[option] = config[table][key]
-    return on_line, {name: value for name, value in config.items() if name not in on_line or name in TABLES}
 
 
 def of_table(cls: type[T], table: Mapping[str, Any], name: str, **more: Any) -> T:

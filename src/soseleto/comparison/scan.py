@@ -37,7 +37,7 @@ from soseleto.training.data import Data, class_count, enough_trusted, features_o
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.loop import facts_of, write_result
 from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
-from soseleto.training.progress import as_watchers
+from soseleto.training.progress import functions_of
 from soseleto.training.result import Result
 from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
@@ -104,7 +104,7 @@ def scan(
         network = _network(model, data, options, where)
         folder = None if out is None else RunFolder.create(out, resume=True)
         with nullcontext() if folder is None else folder.held():
-            answer = _answered(data, network, learner, options, Records(folder, *as_watchers(progress)), where)
+            answer = _answered(data, network, learner, options, Records(folder, functions_of(progress)), where)
             if folder is not None and isinstance(source, str | Path):
                 remember(folder, source, data, digest(source))
     return answer

@@ -38,8 +38,8 @@ from soseleto.task.settings import to_data
 from soseleto.task.task import Method
 from soseleto.training.data import found_before
 from soseleto.training.fit import fit
-from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes, Watcher
-from soseleto.training.progress import LiveLine
+from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes, Progress, Watcher
+from soseleto.training.progress import LiveLine, functions_of
 from soseleto.training.resume import comparable, differences, model_fingerprint
 
 KEEP = ("best", SOSELETO)
@@ -208,19 +208,16 @@ class Comparing:
         )
 
     @cached_property
-    def _watchers(self) -> list[Any]:
-        every = self.progress if isinstance(self.progress, tuple | list) else [self.progress]
-        return [LiveLine() if watcher is True else watcher for watcher in every]  # one line for all trainings
+    def _watchers(self) -> list[Progress]:
+        """Of the main training."""
+        return functions_of(self.progress)
 
-    def _begin_stage(self, title: str) -> None:
-        for watcher in self._watchers:
-            if isinstance(watcher, LiveLine):
-                watcher.stage(title)
-
-    @property
-    def _without_loggers(self) -> list[Any]:
-        """A logger is closed at the end of a training, so that only the main one has it."""
-        return [watcher for watcher in self._watchers if not hasattr(watcher, "log")]
+    def _begin_stage(self, title: str) -> list[LiveLine]:
+        """The watchers of any other training: it is shown, but its numbers are not those of the main one."""
+        lines = [watcher for watcher in self._watchers if isinstance(watcher, LiveLine)]
+        for line in lines:
+            line.stage(title)
+        return lines
 
     # The first answer
 
@@ -228,7 +225,7 @@ class Comparing:
         """The first answer; after an interruption it is made again, since its folder does not hold the features."""
         if self.features is None:
             return
-        self._begin_stage(TITLES[SCAN])
+        lines = self._begin_stage(TITLES[SCAN])
         folder = None if self.out is None else RunFolder(self.out / FIRST)
         ended = folder is not None and folder.is_run() and folder.has_ended()
         if folder is not None and ended:
@@ -247,7 +244,7 @@ class Comparing:
             device=self.device,
             out=None if folder is None or ended else folder.path,
             notes=notes,
-            progress=self._without_loggers,
+            progress=lines,
         )
         if folder is not None and not folder.has(SOURCE):
             self.describe(folder)
@@ -294,11 +291,11 @@ class Comparing:
             if part.method == SOSELETO:
                 raise
             self.failed.add(part.method)
-            for watcher in filter(callable, self._watchers):
+            for watcher in self._watchers:
                 watcher("message", {"text": f"{part.title} is left out of the comparison: {first_line(error)}."})
 
     def _train(self, part: Part) -> None:
-        self._begin_stage(part.title)
+        lines = self._begin_stage(part.title)
         ours = part.method == SOSELETO
         plain = not ours and isinstance(self.method, Strong)
         evidence = self._evidence_of(part)
@@ -317,7 +314,7 @@ class Comparing:
             seed=self.seed,
             device=self.device,
             out=self._place(part),
-            progress=self._without_loggers if part.name else self._watchers,
+            progress=lines if part.name else self._watchers,
             **{**self.chosen, "epochs": self.epochs},
         )
         if self.out is None or not part.name:  # others are in their folders, and would fill a GPU

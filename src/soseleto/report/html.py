@@ -65,7 +65,6 @@ def render(run_path: str | os.PathLike[str]) -> str:
             next_steps=sentences.next_steps(run),
             training=sentences.training(run),
             figures=sentences.key_figures(run),
-            compared=sentences.compared(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
             curves=[figure for curve in CURVES if (figure := charts.curves(run, curve))],
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),

@@ -60,32 +60,25 @@ class RunFiles:
             problems=tuple(folder.problems()),
         )
 
-    def _first(self, event: str) -> Record:
-        return next((record for record in self.records if record.get("event") == event), {})
+    def _of(self, event: str) -> list[Record]:
+        return [record for record in self.records if record.get("event") == event]
 
     @cached_property
     def start(self) -> Record:
-        return self._first("start")
+        return next(iter(self._of("start")), {})
 
     @cached_property
     def end(self) -> Record:
-        return self._first("end")
+        return next(iter(self._of("end")), {})
 
     @cached_property
     def epochs(self) -> list[Record]:
-        return [record for record in self.records if record.get("event") == "epoch"]
-
-    @property
-    def last(self) -> Record:
-        """The last epoch's record, updated with the final evaluation."""
-        return {**(self.epochs[-1] if self.epochs else {}), **self.end}
+        return self._of("epoch")
 
     @property
     def messages(self) -> list[str]:
         """The problems of the data and the messages of the run, without repetition, in order."""
-        texts = [*self.problems]
-        texts += [str(record.get("text", "")) for record in self.records if record.get("event") == "message"]
-        return list(dict.fromkeys(texts))
+        return list(dict.fromkeys([*self.problems, *(str(record.get("text", "")) for record in self._of("message"))]))
 
     def series(self, key: str) -> np.ndarray:
         """One metric of every epoch, NaN where it is missing; (E,). ``right`` and ``wrong`` are mean weights."""
@@ -179,7 +172,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the weights; figures the run does not have are left out."""
-    last, total = run.last, run.start.get("n_source")
+    last, total = run.epochs[-1] if run.epochs else {}, run.start.get("n_source")
     effective = last.get("effective_source")
     of_total = f"(Σα)² / Σα², {share(effective / total)} of the source" if _is_number(effective) and total else ""
     of_weights = "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
@@ -227,14 +220,6 @@ def next_steps(run: RunFiles) -> list[tuple[str, str]]:
         steps.append((f"soseleto audit {run.place}", audit))
     exported = (f"{review} --export clean.csv", "writes the source with your decisions.")
     return [*steps, *([exported] if run.source else []), *rank]
-
-
-def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
-    """(method, accuracy, low, high) in percent of this run and its baselines; empty without a comparison."""
-    rows, kept = run.comparison.get("rows") or [], run.comparison.get("kept")
-    return [
-        (row["title"] + ", kept" * (row["method"] == kept), row["accuracy"], row["low"], row["high"]) for row in rows
-    ]
 
 
 def compared_how(run: RunFiles) -> str:

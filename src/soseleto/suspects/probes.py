@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import Examples, ExampleSet, generator, storage
 from soseleto.data.lazy import LazyDataset
-from soseleto.data.structure import change, to_device
+from soseleto.data.structure import to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.cross_fit import Array, Judgement
 
@@ -45,22 +45,6 @@ class PlantedProbes:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def without(self, planted: ExampleSet) -> ExampleSet:
-        """The source without the appended probes; inputs and labels share the memory of ``planted``."""
-        if isinstance(planted, LazyDataset):
-            return planted.subset(range(self.n_source))
-        assert isinstance(planted, Examples)
-        n = self.n_source
-        return replace(
-            planted,
-            inputs=change(lambda tensor: tensor[:n], planted.inputs),
-            labels=planted.labels[:n],
-            ids=None if planted.ids is None else planted.ids[:n],
-            truth=None if planted.truth is None else planted.truth[:n],
-            paths=None if planted.paths is None else planted.paths[:n],
-            groups=None,
-        )
 
     def judgement(self, labels: Tensor, signals: Mapping[str, Tensor], probabilities: Tensor) -> Judgement:
         """What a training says of the labels of the n source examples.
@@ -90,15 +74,6 @@ def _standardized(signal: Array, reference: int) -> Array:
     return np.asarray(np.clip((signal - middle) / spread, -FAR, FAR))
 
 
-@dataclass(frozen=True)
-class Planted:
-    """Source and target after planting: the probes are appended to the source and removed from the target."""
-
-    source: ExampleSet
-    target: ExampleSet
-    probes: PlantedProbes
-
-
 def plant(
     source: ExampleSet,
     target: ExampleSet,
@@ -107,8 +82,10 @@ def plant(
     seed: int,
     labels_before: Tensor | None = None,
     among: Tensor | None = None,
-) -> Planted:
+) -> tuple[ExampleSet, ExampleSet, PlantedProbes]:
     """Move ``share`` of the target to the end of the source; every class has its share of the probes.
+
+    Returns source and target after planting, and the probes.
 
     among: (m,) which examples may be probes, if they are enough: those without copies, which would be trained on as
         target or source too
@@ -134,7 +111,7 @@ def plant(
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False
     probes = PlantedProbes(len(source), labels[chosen], truth[chosen], labels_before is not None)
-    return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
+    return _behind(source, target.subset(chosen), probes), target.subset(left), probes
 
 
 def checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:

@@ -52,6 +52,7 @@ class Data:
     source: ExampleSet
     target: ExampleSet
     probes: PlantedProbes | None = None
+    unplanted: ExampleSet | None = None  # the source without them
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
     # the target's labels, by id, of source examples that were left out because they are also in the target
@@ -101,7 +102,9 @@ class Data:
     @property
     def own_source(self) -> ExampleSet:
         """The source without the probes."""
-        return self.source if self.probes is None else self.probes.without(self.source)
+        if self.probes is not None and isinstance(self.source, LazyDataset):  # which learns its labels as it is read
+            return self.source.subset(range(self.probes.n_source))
+        return self.source if self.unplanted is None else self.unplanted
 
     def classes_without_target(self) -> tuple[int, ...]:
         """The classes of the source that no target example has; read after planting."""
@@ -118,8 +121,9 @@ class Data:
         before = self.labels_before if options.labels_before is None else options.labels_before
         groups = groups_of(*kept_together(self.source, self.target))
         alone = None if groups is None else torch.from_numpy(_alone(*groups))
-        planted = probes.plant(self.source, self.target, options.share, seed=seed, labels_before=before, among=alone)
-        return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
+        choices: dict[str, Any] = {"seed": seed, "labels_before": before, "among": alone}
+        source, target, planted = probes.plant(self.source, self.target, options.share, **choices)
+        return replace(self, source=source, target=target, probes=planted, unplanted=self.source)
 
     def require_shareable(self, sharing: Sharing, probes: Probes, mode: str) -> None:
         """Raise for data that probes, or the ranks or micro-batches of this training, cannot work on."""

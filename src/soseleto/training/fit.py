@@ -37,7 +37,7 @@ from soseleto.training.options import (
     as_losses,
     as_probes,
 )
-from soseleto.training.progress import as_watchers
+from soseleto.training.progress import functions_of
 from soseleto.training.result import Result
 from soseleto.training.resume import require_same_settings, unfinished
 from soseleto.training.setup import (
@@ -108,7 +108,7 @@ def fit(
         seed: everything random in the training follows from it; the global random state is left unchanged.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
         out: the run folder to write. An unfinished run in it is continued.
-        progress: ``True`` for a live line on the terminal, a function ``progress(event, record)``, a logger such as
+        progress: ``True`` for a live line on the terminal, a function ``progress(event, record)`` such as
             ``soseleto.integrations.loggers.TensorBoard(folder)``, or a list of these.
 
     Example:
@@ -140,8 +140,7 @@ def fit(
         before = unfinished(out) if checkpoints.resume else {}
         setup = _setup(options, network, data, chosen, before, sharing=sharing, device=where)
         folder = _folder(out, checkpoints.resume, team)
-        functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
-        records = Records(folder, functions, loggers)
+        records = Records(folder, functions_of(progress) if team.rank == 0 else [])
         loop = make_loop(setup, records, keeps=out is not None)
         with ExitStack() as stack:
             if out is not None:

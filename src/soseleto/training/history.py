@@ -1,11 +1,10 @@
-"""The records of a run: history, messages, the run folder's metrics, progress functions and loggers."""
+"""The records of a run: history, messages, the run folder's metrics, and progress functions."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from soseleto.data import ExampleSet
 from soseleto.data.examples import truth_known
-from soseleto.errors import first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.options import Logger, Progress
+from soseleto.training.options import Progress
 from soseleto.weights import Weights
 
 logger = logging.getLogger("soseleto")
@@ -28,11 +26,8 @@ VANISHED = "the target loss has vanished"
 class Records:
     """Sums the steps' numbers on the device and reads them once at the end of an epoch."""
 
-    def __init__(
-        self, folder: RunFolder | None, functions: Sequence[Progress] = (), loggers: Sequence[Logger] = ()
-    ) -> None:
-        self.folder = folder
-        self._functions, self._loggers = functions, loggers
+    def __init__(self, folder: RunFolder | None, functions: Sequence[Progress] = ()) -> None:
+        self.folder, self._functions = folder, functions
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self._sums: dict[str, Tensor] = {}
@@ -84,7 +79,7 @@ class Records:
             try:
                 function(name, record)
             except Exception as error:
-                if name != "end":  # an error of its own may be how a function stops a training, but not a finished one
+                if name not in ("close", "end"):  # by which a function may stop a training, but not a finished one
                     raise
                 logger.warning("a progress function failed at the end (%s): %s", type(error).__name__, error)
 
@@ -113,8 +108,6 @@ class Records:
         whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
         self.history.append(whole)
         self.event("epoch", whole)
-        for log in list(self._loggers):
-            self._guarded(log, partial(log.log, record["step"], numbers_of(whole)))
         if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
             self.message(
                 f"{VANISHED} ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments carry no signal: "
@@ -123,33 +116,12 @@ class Records:
         return whole
 
     def close(self) -> None:
-        """Close the loggers, after success or failure."""
-        for log in list(self._loggers):
-            self._guarded(log, log.close)
-
-    def _guarded(self, log: Logger, call: Callable[[], None]) -> None:
-        """A logger that fails gets no more numbers; the training continues."""
-        try:
-            call()
-        except Exception as error:
-            self._loggers = [other for other in self._loggers if other is not log]
-            self.message(
-                f"the logger {type(log).__name__} failed and is not used any more ({type(error).__name__}: "
-                f"{first_line(error)})"
-            )
+        """After the last epoch, or where the training failed."""
+        self._report("close", {})
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
-
-
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers of an epoch's record, for loggers."""
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def wrong_labels(source: ExampleSet) -> tuple[Tensor, Tensor] | None:

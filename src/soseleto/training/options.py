@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -132,21 +132,7 @@ class Balanced:
 
 
 Progress = Callable[[str, dict[str, Any]], None]
-
-
-class Logger(Protocol):
-    """An object with these two methods, such as ``soseleto.integrations.loggers.TensorBoard``."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of an epoch, which ended with this step of the training."""
-        ...
-
-    def close(self) -> None:
-        """The training has ended or failed."""
-        ...
-
-
-Watcher = Progress | Logger | bool
+Watcher = Progress | bool
 
 
 def require_size(name: str, value: Any) -> None:

@@ -13,29 +13,22 @@ from typing import Any, TextIO
 
 from soseleto.errors import UsageError
 from soseleto.training.history import VANISHED
-from soseleto.training.options import Logger, Progress, Watcher
+from soseleto.training.options import Progress, Watcher
 
 CLEAR = "\r\x1b[2K"  # back to the beginning of the line, and erase it
 LOG_SECONDS = 60.0  # without a terminal, between two lines
 
 
-def as_watchers(progress: Watcher | Sequence[Watcher]) -> tuple[list[Progress], list[Logger]]:
-    """The functions and the loggers of ``progress``; True stands for the live line on the terminal."""
-    functions: list[Progress] = []
-    loggers: list[Logger] = []
-    for watcher in progress if isinstance(progress, tuple | list) else [progress]:
-        if watcher is True:
-            functions.append(LiveLine())
-        elif hasattr(watcher, "log") and hasattr(watcher, "close"):
-            loggers.append(watcher)  # type: ignore[arg-type]
-        elif callable(watcher):
-            functions.append(watcher)
-        elif watcher:
-            raise UsageError(
-                "progress takes True, a function progress(event, record), a logger with log and close, or a list of "
-                f"these, got {type(watcher).__name__}."
-            )
-    return functions, loggers
+def functions_of(progress: Watcher | Sequence[Watcher]) -> list[Progress]:
+    """``progress`` as functions; True stands for the live line on the terminal."""
+    every = progress if isinstance(progress, tuple | list) else [progress]
+    functions = [LiveLine() if watcher is True else watcher for watcher in every if watcher is not False]
+    if wrong := [watcher for watcher in functions if not callable(watcher)]:
+        raise UsageError(
+            "progress takes True, a function progress(event, record), or a list of these, got "
+            f"{type(wrong[0]).__name__}."
+        )
+    return functions  # type: ignore[return-value]  # checked above
 
 
 class LiveLine:
