@@ -43,8 +43,7 @@ def loop(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, directi
     losses = as_loss_vector(per_example_loss(model, batch))
     alignment = []
     for loss in losses:
-        gradients = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
-        alignment.append(inner(dict(zip(parameters, gradients, strict=True)), direction))
+        alignment.append(inner(gradient(loss, parameters, retain_graph=True), direction))
     return losses, torch.stack(alignment).detach()
 
 
@@ -128,6 +127,6 @@ def times(gradients: dict[str, Tensor], factor: Tensor) -> dict[str, Tensor]:
 
 
 def add_gradients(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add ``more`` to ``total``, parameter by parameter."""
+    """Add ``more`` to ``total``, parameter by parameter; not in place, since the gradient of a sum is expanded."""
     for name, g in more.items():
         total[name] = total[name] + g if name in total else g

@@ -22,16 +22,7 @@ from torch import Tensor
 from soseleto.engines.computed_parameters import Derived
 from soseleto.engines.interface import reductions_dtype
 from soseleto.engines.model_state import whole
-from soseleto.engines.rules import (
-    BROADCAST,
-    EMBEDDING,
-    LAYER_NORM,
-    LINEAR,
-    RMS_NORM,
-    Arguments,
-    Rule,
-    without_leading_ones,
-)
+from soseleto.engines.rules import Arguments, Rule
 from soseleto.errors import EngineError
 
 
@@ -104,9 +95,9 @@ class Sums:
         if dim == 0 and args[0].ndim and index.numel() == max(index.shape, default=0):
             self.indices[index.numel(), len(args[0])] = index.detach().flatten()
 
-    def layout(self, shape: tuple[int, ...], leading: int, examples: int) -> Layout | None:
-        """The layout of an output of this shape, whose first ``leading`` dimensions may hold rows."""
-        for dims in range(1, min(leading, 2) + 1):
+    def layout(self, shape: tuple[int, ...], examples: int) -> Layout | None:
+        """The layout of an output of this shape, whose first or first two dimensions hold rows."""
+        for dims in range(1, min(len(shape), 2) + 1):
             n = math.prod(shape[:dims])
             for missing in (0, 1):  # a language model has one loss less than it has tokens
                 if (index := self.indices.get((n - missing, examples))) is not None:
@@ -203,19 +194,6 @@ class Call:
         """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
 
-    def leading(self) -> int:
-        """The number of leading dimensions of the output over which the parameters are the same."""
-        shape, lead = self.shape, 1
-        if self.rule is LINEAR or self.rule is EMBEDDING:
-            lead = len(shape) - 1
-        elif self.rule is LAYER_NORM or self.rule is RMS_NORM:
-            lead = len(shape) - len(self.arguments["normalized_shape"])
-        elif self.rule in BROADCAST:
-            lead = len(shape) - len(without_leading_ones(self.arguments["other"].shape))
-        if self.a is not None and self.a.shape[:lead] != shape[:lead]:
-            return 1
-        return max(lead, 1)
-
     def set_small(self, gradients: Iterable[Tensor]) -> None:
         """Per-example gradients of the small parameters, computed by the backward itself."""
         self.small = {
@@ -231,11 +209,10 @@ class Call:
         """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
         if self.small is None:
             self.small = {}
-            wanted = [k for k in self.rule.small if k in self.names]
-            if wanted and self.rule.per_example is not None:
+            if wanted := [k for k in self.rule.small if k in self.names]:
                 delta, a = self.data(slice(None))
-                found = self.rule.per_example(self.arguments, a, delta)
-                self.small = {self.names[k]: self._fold(found[k], slice(None)) for k in wanted}
+                found = self.rule.per_example(wanted, self.arguments, a, delta)
+                self.small = {self.names[k]: self._fold(g, slice(None)) for k, g in found.items()}
         return self.small
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:

@@ -236,7 +236,6 @@ def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tenso
     total: Tensor | None = None
     for name, gradient in gradients.items():
         if gradient is not None:
-            refuse_sparse(name, gradient)
             dtype = reductions_dtype(gradient.dtype)
             part = (_real(gradient).to(dtype) * _real(direction[name]).to(dtype)).sum()
             total = part if total is None else total + part

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import gradient, target_first
-from soseleto.engines.call import OTHER_ENGINES, Call, Packed, SmallGradients
+from soseleto.engines.call import OTHER_ENGINES, Call, Packed
 from soseleto.engines.interface import (
     Direction,
     Passes,
@@ -43,23 +43,22 @@ from soseleto.engines.interface import (
     refuse_foreign,
     trainable,
 )
-from soseleto.engines.model_state import Restore, sharded_modules, unchanged, uncompiled
+from soseleto.engines.model_state import Restore, random_states, sharded_modules, unchanged, uncompiled
 from soseleto.engines.proof import (
+    TOLERANCE,
     Equation,
     Inexact,
     Kinds,
     Schedule,
-    Tolerance,
     coefficients,
     compare,
     gradient_norms,
     inexact,
     random_direction,
     require_zero,
-    subtract,
     unproved,
 )
-from soseleto.engines.sweep import ALL_ROWS, Sweep, alignments
+from soseleto.engines.sweep import Sweep
 from soseleto.engines.tape import Tape
 from soseleto.errors import EngineError
 
@@ -91,10 +90,10 @@ def joins(step: Step, joint: Alone, tolerance: float) -> bool:
     if not all(bool(x.isfinite().all()) for x in (joint.losses, *joint.gradient.values())):  # guards report them
         return True
     with unchanged(step.model), torch.enable_grad():
-        before = torch.get_rng_state(), _gpu_state(joint.losses)
+        before = random_states(step.model)
         losses = step.losses.source(step.model, step.source)
-        now = torch.get_rng_state(), _gpu_state(losses)
-    if not all(map(torch.equal, now, before)):
+        draws = not all(map(torch.equal, random_states(step.model), before))
+    if draws:
         other = _with_inputs_of(step.source, step.target)
         if other is None or not step.losses.can_join(step.source, other):
             return False
@@ -127,13 +126,9 @@ def _taken(batch: Any, places: Tensor, n: int) -> Any:
     return tree_map(rows, batch)
 
 
-def _gpu_state(like: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
-
-
 logger = logging.getLogger("soseleto")
 
-TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=5e-4, double=1e-7)
+ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
 
 
 class LayerwiseEngine:
@@ -154,7 +149,9 @@ class LayerwiseEngine:
         named_in(direction, model)
         self._try_doubled(model, per_example_loss, batch)
         tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
-        return losses.detach(), alignments(tape, losses, direction)
+        sweep = Sweep(tape, None, direction)
+        sweep.run(losses, len(losses))
+        return losses.detach(), sweep.alignment
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
@@ -166,19 +163,15 @@ class LayerwiseEngine:
             self._apart.add(step.model)
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
-        n_source = len(step.source)
-        sweep = Sweep(step.to_direction, step.coefficients, to_return=step.to_return)
-        sweep.run(tape, joint, n_source)
+        n = len(step.source)
+        sweep = Sweep(tape, step.coefficients, to_direction=step.to_direction, to_return=step.to_return)
+        sweep.run(joint, n)
         return Passes(
-            source_losses=joint[:n_source].detach(),
-            target_losses=joint[n_source:].detach(),
-            alignment=sweep.alignment,
-            source_gradient=sweep.source_gradient,
-            target_gradient=sweep.target_gradient,
+            joint[:n].detach(), joint[n:].detach(), sweep.alignment, sweep.source_gradient, sweep.target_gradient
         )
 
     def _joint(self, step: Step) -> tuple[Tape | None, Tensor]:
-        """The pass of source and target; no tape if they must not share one, which is checked with every proof.
+        """The pass of source and target; no tape if they must not share one, which every proof and check finds out.
 
         The graph of the joint pass is freed before the source takes a pass of its own, and made again after it.
         """
@@ -186,15 +179,14 @@ class LayerwiseEngine:
         def forward() -> tuple[Tape, Tensor]:
             return self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
 
-        proofs, restore = self.proofs, Restore(step.model)
+        restore, n = Restore(step.model), len(step.source)
         tape, joint = forward()
-        if self.proofs == proofs and not tape.leaves_graph:
+        if self.schedule.last < self.schedule.calls:
             return tape, joint
-        n, tolerance, leaves_graph = len(step.source), _tolerance(tape, joint), tape.leaves_graph
-        of_joint = None if leaves_graph else Alone.of(joint[:n], step.model)
+        tolerance, of_joint = tape.tolerance(joint), Alone.of(joint[:n], step.model)
         del tape, joint
         restore()
-        if of_joint is None or not joins(step, of_joint, tolerance):
+        if not joins(step, of_joint, tolerance):
             return None, torch.empty(0)
         self.schedule.calls -= 1  # the same call once more
         return forward()
@@ -202,8 +194,8 @@ class LayerwiseEngine:
     def source_pass(self, step: SourceStep) -> SourcePass:
         self._try_doubled(step.model, step.loss, step.batch)
         tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
-        sweep = Sweep(lambda _: {}, step.coefficients, step.direction)
-        sweep.run(tape, losses, len(losses))
+        sweep = Sweep(tape, step.coefficients, step.direction)
+        sweep.run(losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
@@ -231,7 +223,7 @@ class LayerwiseEngine:
                 raise
             except Exception:  # the loss does not take such a batch
                 return
-            if losses.isfinite().all() and not tape.leaves_graph:
+            if losses.isfinite().all():
                 tape.check_rows(len(losses))
                 with inexact(self.name, ADVICE):
                     _prove(tape, trainable(model), losses, seed=0)
@@ -243,25 +235,21 @@ class LayerwiseEngine:
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
         layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
-        kind, now = (tape.functions, flags, several, layouts), self.schedule.calls
+        kind = tape.functions, flags, several, layouts
         is_new = kinds.is_new(*kind)
-        if not is_due and not is_new:
-            if self.schedule.needs_check:
-                self.schedule.begin()
-                with inexact(self.name, ADVICE):
-                    _prove(tape, trainable(model), losses, seed=now, thorough=False)
-                self.schedule.checked()
+        is_proof = is_due or is_new
+        if not is_proof and not self.schedule.needs_check:
             return
         self.schedule.begin()
         refuse_foreign(losses, model)
         with inexact(self.name, ADVICE):
-            unproved = _prove(tape, trainable(model), losses, seed=now)
+            unproved = _prove(tape, trainable(model), losses, seed=self.schedule.calls, thorough=is_proof)
+        if not is_proof:
+            self.schedule.checked()
+            return
         self.proofs += 1
         kinds.add(*kind)
         self.schedule.proved(unproved, is_new=is_new)
-
-
-ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
 
 
 def _prove(
@@ -269,8 +257,8 @@ def _prove(
 ) -> frozenset[str]:
     """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove.
 
-    The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers' parts are
-    subtracted, and one direction.
+    The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers subtract theirs, and
+    one direction.
 
     thorough: with coefficients of single examples, and by structure
     """
@@ -288,13 +276,11 @@ def _prove(
     if thorough and len(losses) > 1 and _is_mixed(tape, losses, 1 + seed % (len(losses) - 1)):
         raise Inexact("a gradient leads from one example's loss to another example")
 
-    def see(part: Call | SmallGradients) -> None:
-        subtract(left, tape.derived.pull(part.gradient(c, ALL_ROWS)))
-
-    q = alignments(tape, losses, along, see, retain_graph=True)
+    sweep = Sweep(tape, -c, along, gradient=left)
+    sweep.run(losses, len(losses), retain_graph=True)
     require_zero(left, norms, tolerances)
     for equation in equations:
-        equation.require(q, _tolerance(tape, losses))
+        equation.require(sweep.alignment, tape.tolerance(losses))
     return unproved(norms, norms, tolerances)
 
 
@@ -314,7 +300,7 @@ def _is_mixed(tape: Tape, losses: Tensor, n: int) -> bool:
             call.close()
 
     try:
-        tape.backward(losses, see, scales=seeds, retain_graph=True)
+        tape.backward(losses, see, seeds, retain_graph=True)
     except RuntimeError:  # as by torch.autograd.set_detect_anomaly
         return False
     return bool(found) and bool(torch.stack(found).any())
@@ -327,7 +313,3 @@ def _tolerances(tape: Tape, losses: Tensor, names: Iterable[str]) -> dict[str, f
         for name in tape.derived.roots(call.names.values()) & dtypes.keys():
             dtypes[name] |= {call.dtype, tape.derived.parameters[name].dtype}
     return {name: TOLERANCE.of(its, is_cuda=losses.is_cuda) for name, its in dtypes.items()}
-
-
-def _tolerance(tape: Tape, losses: Tensor) -> float:
-    return TOLERANCE.of(tape.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)

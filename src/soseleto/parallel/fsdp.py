@@ -23,9 +23,8 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import change
 from soseleto.engines import Engine
 from soseleto.engines.interface import SourcePass, SourceStep
-from soseleto.engines.layerwise import TOLERANCE
 from soseleto.engines.model_state import is_shard, reshard, sharded_modules, unchanged, whole
-from soseleto.engines.proof import Recorded, Schedule
+from soseleto.engines.proof import TOLERANCE, Recorded, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import LossOf, Sharing
