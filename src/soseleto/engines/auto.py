@@ -63,8 +63,8 @@ class ProvedEngine:
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
-        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
+        c = step.coefficients.to(losses.dtype)
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
 
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction

@@ -33,7 +33,6 @@ class Grouped:
     """
 
     each: int  # k
-    name: str = "grouped"
 
     def part(self, x: Tensor, examples: slice) -> Tensor:
         start, stop, _ = examples.indices(len(x) // self.each)
@@ -53,7 +52,6 @@ class Packed:
     index: Tensor  # (N,), the example of each row
     examples: int
     dims: int  # leading dimensions that hold the rows
-    name: str = "packed"
 
     def part(self, x: Tensor, examples: slice) -> Tensor:
         return x.flatten(0, self.dims - 1)
@@ -145,23 +143,20 @@ class SmallGradients:
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
         """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters in ``direction``; None if it has none."""
-        named = [name for name in self._columns if name in direction]
-        if not named:
+        if self._columns.keys().isdisjoint(direction):
             return None
-        matrix = self._all() if len(named) == len(self._columns) else self._of(named)
-        along = [whole(direction[name]).flatten().to(matrix.dtype) for name in named]
+        matrix, along = self._all(), []
+        for name, each in self._columns.items():
+            d = whole(direction[name]).flatten() if name in direction else matrix.new_zeros(each[0].numel())
+            along.append(d.to(matrix.dtype))
         return torch.mv(matrix[rows], torch.cat(along))
 
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            self._matrix = self._of(self._columns)
+            columns = self._columns.values()
+            self._matrix = torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)
         return self._matrix
-
-    def _of(self, names: Iterable[str]) -> Tensor:
-        """The columns of S for these parameters."""
-        columns = (self._columns[name] for name in names)
-        return torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)
 
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"

@@ -234,7 +234,7 @@ class LayerwiseEngine:
         is_due = self.schedule.count()
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
+        layouts = tuple(type(call.layout) for call in tape.calls)
         kind = tape.functions, flags, several, layouts
         is_new = kinds.is_new(*kind)
         is_proof = is_due or is_new

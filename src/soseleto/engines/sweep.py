@@ -7,7 +7,7 @@ from torch import Tensor
 
 from soseleto.engines.autograd import add_gradients, times
 from soseleto.engines.call import Call, SmallGradients
-from soseleto.engines.interface import Coefficients, Direction, ToDirection, reductions_dtype, refuse_sharded
+from soseleto.engines.interface import Direction, ToDirection, reductions_dtype, refuse_sharded
 from soseleto.engines.tape import Tape
 
 
@@ -22,7 +22,7 @@ class Sweep:
     def __init__(
         self,
         tape: Tape,
-        coefficients: Coefficients | None,
+        coefficients: Tensor | None,
         direction: Direction | None = None,
         *,
         to_direction: ToDirection = lambda found: found,
@@ -38,17 +38,10 @@ class Sweep:
         self._small = SmallGradients()
         self._smalls: list[SmallGradients] = []
         self._cast: dict[torch.dtype, Tensor] = {}
-        self._late: list[tuple[Call, Tensor]] = []  # calls and their δ, where coefficients depend on the alignment
-        self._coefficients = coefficients
-        self._factor: Tensor | None = None
-        self._c: Tensor | None = None
-        if isinstance(coefficients, Tensor):
-            self._use(coefficients)
-
-    def _use(self, coefficients: Tensor) -> None:
-        """One number for all, as ``expand`` makes it, multiplies at the end; its value is not read."""
-        is_one_for_all = len(coefficients) > 1 and coefficients.stride(0) == 0
-        self._factor = coefficients[0] if is_one_for_all else None
+        self._wants_gradient = coefficients is not None
+        # One number for all, as ``expand`` makes it, multiplies at the end; its value is not read.
+        is_one_for_all = coefficients is not None and len(coefficients) > 1 and coefficients.stride(0) == 0
+        self._factor = coefficients[0] if is_one_for_all and coefficients is not None else None
         self._c = None if is_one_for_all else coefficients
 
     @torch.no_grad()
@@ -63,15 +56,8 @@ class Sweep:
         dtype = reductions_dtype(losses.dtype)
         none = torch.zeros(n_source, dtype=dtype, device=losses.device)
         self.alignment = torch.stack(self._alignments).sum(0) if self._alignments else none
-        if callable(self._coefficients):
-            self._use(self._coefficients(self.alignment))
-        for call, delta in self._late:
-            call.delta = delta
-            self._add(call.gradient(self._cast_to(call.dtype), self._source))
-            call.close()
-        if self._coefficients is not None:
-            for small in self._smalls:
-                self._add(small.gradient(self._c, self._source))
+        for small in self._smalls if self._wants_gradient else ():
+            self._add(small.gradient(self._c, self._source))
         if self._factor is not None:
             self.source_gradient = times(self.source_gradient, self._factor)
 
@@ -85,10 +71,7 @@ class Sweep:
         for call in calls:
             if (part := call.alignment(direction, self._source)) is not None:
                 self._alignments.append(part)
-            if callable(self._coefficients):
-                if call.large is not None and call.delta is not None:
-                    self._late.append((call, call.delta))
-            elif self._coefficients is not None:
+            if self._wants_gradient:
                 self._add(call.gradient(self._cast_to(call.dtype), self._source))
             call.close()
         if mine is not None:

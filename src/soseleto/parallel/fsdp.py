@@ -60,7 +60,6 @@ class ShardedSharing(Sharing):
         return torch.cat(losses)[: len(batch)], of_parameters  # examples of zeros come last
 
     def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
-        assert isinstance(step.coefficients, Tensor)
         schedule = self._proofs.setdefault(step.model, Schedule())
         if schedule.count() or schedule.needs_check:  # on all ranks at the same step
             self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)
