@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -43,7 +43,7 @@ from soseleto.engines.interface import (
     refuse_foreign,
     trainable,
 )
-from soseleto.engines.model_state import Restore, random_states, sharded_modules, unchanged, uncompiled
+from soseleto.engines.model_state import Restore, random_states, unchanged, uncompiled
 from soseleto.engines.proof import (
     TOLERANCE,
     Equation,
@@ -62,57 +62,17 @@ from soseleto.engines.sweep import Sweep
 from soseleto.engines.tape import Tape
 from soseleto.errors import EngineError
 
-# --- whether source and target may share one pass: the source's losses and gradients must be those it has alone ---
-
-
 SAME_LOSSES = 1e-2  # of two passes through the same layers, also in half precision
+FEW = 8  # examples of a proof, two of them twice: what acts between equal examples only must show as well
 
 
-@dataclass(frozen=True)
-class Alone:
-    """Losses, and the gradient of their sum with random coefficients; the graph is freed."""
-
-    losses: Tensor
-    gradient: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, losses: Tensor, model: nn.Module) -> Alone:
-        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
-        return cls(losses.detach(), gradient(losses, trainable(model), c))
-
-
-def joins(step: Step, joint: Alone, tolerance: float) -> bool:
-    """Whether the source's losses and gradients of a joint pass are those of the source alone.
-
-    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
-    other inputs on the target's side.
-    """
-    if not all(bool(x.isfinite().all()) for x in (joint.losses, *joint.gradient.values())):  # guards report them
-        return True
-    with unchanged(step.model), torch.enable_grad():
-        before = random_states(step.model)
-        losses = step.losses.source(step.model, step.source)
-        draws = not all(map(torch.equal, random_states(step.model), before))
-    if draws:
-        other = _with_inputs_of(step.source, step.target)
-        if other is None or not step.losses.can_join(step.source, other):
-            return False
-        with unchanged(step.model), torch.enable_grad():
-            losses = step.losses.joint(step.model, step.source, other)[: len(step.source)]
-    alone = Alone.of(losses, step.model)
-    apart = (alone.losses - joint.losses).abs().max()
-    try:
-        compare(joint.gradient, alone.gradient, tolerance)
-    except Inexact:
-        return False
-    return bool(apart <= min(tolerance, SAME_LOSSES) * alone.losses.abs().max())
-
-
-def _with_inputs_of(source: Any, target: Any) -> Any:
-    """The target batch with inputs of source examples; None if the structure of a batch is not known."""
-    if not hasattr(source, "inputs") or not hasattr(target, "inputs"):
-        return None
-    return replace(target, inputs=_taken(source.inputs, torch.arange(len(target)) % len(source), len(source)))
+def few_of(batch: Any, n: int) -> Any:
+    """A few of the n examples of a batch, or of both batches of a step; where the structure is not known, all."""
+    if isinstance(batch, Step):
+        target = _taken(batch.target, torch.arange(min(2, len(batch.target))), len(batch.target))
+        return replace(batch, source=few_of(batch.source, len(batch.source)), target=target)
+    count = min(n, FEW)
+    return _taken(batch, torch.arange(count) % max(1, count - max(1, count // 4)), n)
 
 
 def _taken(batch: Any, places: Tensor, n: int) -> Any:
@@ -121,9 +81,50 @@ def _taken(batch: Any, places: Tensor, n: int) -> Any:
     def rows(x: Any) -> Any:
         return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == n else x
 
-    if hasattr(batch, "inputs") and hasattr(batch, "labels"):  # one of ours
-        return replace(batch, inputs=tree_map(rows, batch.inputs), labels=tree_map(rows, batch.labels))
+    if hasattr(batch, "inputs") and hasattr(batch, "index"):  # one of ours
+        fields = {name: getattr(batch, name) for name in ("index", "inputs", "labels") if hasattr(batch, name)}
+        return replace(batch, **{name: tree_map(rows, value) for name, value in fields.items()})
     return tree_map(rows, batch)
+
+
+def joins(step: Step, tolerance: float) -> bool:
+    """Whether the source's losses and gradients of a joint pass with the target are those of the source alone.
+
+    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
+    other inputs on the target's side.
+    """
+    losses, right = _of_source(step, step.target)
+    if not all(bool(x.isfinite().all()) for x in (losses, *right.values())):  # guards report them
+        return True
+    before = random_states(step.model)
+    with unchanged(step.model), torch.enable_grad():
+        step.losses.source(step.model, step.source)
+        draws = not all(map(torch.equal, random_states(step.model), before))
+    if draws and not (hasattr(step.source, "inputs") and hasattr(step.target, "inputs")):
+        return False
+    other = None
+    if draws:
+        places = torch.arange(len(step.target)) % len(step.source)
+        other = replace(step.target, inputs=_taken(step.source.inputs, places, len(step.source)))
+        if not step.losses.can_join(step.source, other):
+            return False
+    alone, found = _of_source(step, other)
+    try:
+        compare(found, right, tolerance)
+    except Inexact:
+        return False
+    return bool((alone - losses).abs().max() <= min(tolerance, SAME_LOSSES) * alone.abs().max())
+
+
+def _of_source(step: Step, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The source's losses in a pass together with a target batch, and the gradient of their sum with random c."""
+    with unchanged(step.model), torch.enable_grad():
+        if target is None:
+            losses = step.losses.source(step.model, step.source)
+        else:
+            losses = step.losses.joint(step.model, step.source, target)[: len(step.source)]
+        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
+        return losses.detach(), gradient(losses, trainable(step.model), c)
 
 
 logger = logging.getLogger("soseleto")
@@ -138,7 +139,6 @@ class LayerwiseEngine:
 
     def __init__(self) -> None:
         self.schedule = Schedule()
-        self._doubled: WeakSet[nn.Module] = WeakSet()  # models that were proved on a batch with equal examples
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
@@ -147,109 +147,108 @@ class LayerwiseEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        self._try_doubled(model, per_example_loss, batch)
-        tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
+        tape, losses = self._forward(model, lambda part: per_example_loss(model, part), batch)
         sweep = Sweep(tape, None, direction)
         sweep.run(losses, len(losses))
         return losses.detach(), sweep.alignment
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
-        self._try_doubled(step.model, step.losses.source, step.source)
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
-        tape, joint = self._joint(step)
-        if tape is None:
+        known, n, restore = self._known(step.model), len(step.source), Restore(step.model)
+        tape, joint = self._forward(
+            step.model, lambda part: step.losses.joint(step.model, part.source, part.target), step
+        )
+        if self._known(step.model) > known and not joins(few_of(step, n), tape.tolerance(joint)):
+            restore()
             self._apart.add(step.model)
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
-        n = len(step.source)
         sweep = Sweep(tape, step.coefficients, to_direction=step.to_direction, to_return=step.to_return)
         sweep.run(joint, n)
         return Passes(
             joint[:n].detach(), joint[n:].detach(), sweep.alignment, sweep.source_gradient, sweep.target_gradient
         )
 
-    def _joint(self, step: Step) -> tuple[Tape | None, Tensor]:
-        """The pass of source and target; no tape if they must not share one, which every proof and check finds out.
-
-        The graph of the joint pass is freed before the source takes a pass of its own, and made again after it.
-        """
-
-        def forward() -> tuple[Tape, Tensor]:
-            return self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
-
-        restore, n = Restore(step.model), len(step.source)
-        tape, joint = forward()
-        if self.schedule.last < self.schedule.calls:
-            return tape, joint
-        tolerance, of_joint = tape.tolerance(joint), Alone.of(joint[:n], step.model)
-        del tape, joint
-        restore()
-        if not joins(step, of_joint, tolerance):
-            return None, torch.empty(0)
-        self.schedule.calls -= 1  # the same call once more
-        return forward()
+    def _known(self, model: nn.Module) -> int:
+        """The number of kinds of graphs that were proved."""
+        return len(self._kinds.get(model, ()))
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        self._try_doubled(step.model, step.loss, step.batch)
-        tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
+        tape, losses = self._forward(step.model, lambda part: step.loss(step.model, part), step.batch)
         sweep = Sweep(tape, step.coefficients, step.direction)
         sweep.run(losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
-    def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        """One forward pass on a tape, checked where that is due."""
-        tape = Tape(model)
-        with torch.enable_grad(), uncompiled(model), tape:
-            losses = as_loss_vector(run())
-        tape.check_rows(len(losses))
+    def _forward(self, model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> tuple[Tape, Tensor]:
+        """One forward pass of a batch on a tape, checked where that is due."""
+        tape, losses = _taped(model, lambda: run(batch))
         if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
-            self._check(model, tape, losses)
+            self._check(model, tape, losses, run, batch)
         return tape, losses
 
-    def _try_doubled(self, model: nn.Module, loss: PerExampleLoss, batch: Any) -> None:
-        """The first proof is held on a batch with equal examples, where the structure of the batch is known."""
-        if model in self._doubled or sharded_modules(model) or self.schedule.recording:
-            return
-        self._doubled.add(model)
-        with unchanged(model), torch.enable_grad():
-            n, tape = len(as_loss_vector(loss(model, batch))), Tape(model)
-            doubled = _taken(batch, torch.arange(n) % -(-n // 2), n)
-            try:
-                with tape:
-                    losses = as_loss_vector(loss(model, doubled))
-            except EngineError:
-                raise
-            except Exception:  # the loss does not take such a batch
-                return
-            if losses.isfinite().all():
-                tape.check_rows(len(losses))
-                with inexact(self.name, ADVICE):
-                    _prove(tape, trainable(model), losses, seed=0)
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, run: Callable[[Any], Tensor], batch: Any) -> None:
+        """A proof, if one is due or the model has built another kind of graph than those proved; or a check.
 
-    def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
-        """A proof, if one is due or the model has built another kind of graph than those proved; or a check."""
-        kinds = self._kinds.setdefault(model, Kinds())
-        is_due = self.schedule.count()
-        flags = tuple(module.training for module in model.modules())
-        several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        layouts = tuple(type(call.layout) for call in tape.calls)
-        kind = tape.functions, flags, several, layouts
+        A proof is held on a few examples, which is cheap, where these give a graph of the same kind. Then one equation
+        for the whole batch is enough, and in later proofs of that kind none.
+        """
+        kinds, is_due, kind = self._kinds.setdefault(model, Kinds()), self.schedule.count(), _kind(model, tape, losses)
         is_new = kinds.is_new(*kind)
-        is_proof = is_due or is_new
-        if not is_proof and not self.schedule.needs_check:
+        if not is_due and not is_new and not self.schedule.needs_check:
             return
         self.schedule.begin()
         refuse_foreign(losses, model)
+        seed, unproved = self.schedule.calls, None
         with inexact(self.name, ADVICE):
-            unproved = _prove(tape, trainable(model), losses, seed=self.schedule.calls, thorough=is_proof)
-        if not is_proof:
+            if is_due or is_new:
+                few = few_of(batch, len(losses))  # not on the tape
+                unproved = (
+                    self._prove_few(model, lambda: run(few), kind, seed, thorough=is_new) if len(losses) > 1 else None
+                )
+                thorough = unproved is None or len(losses) <= FEW
+                if thorough or is_new:
+                    unproved = _prove(tape, trainable(model), losses, seed=seed, thorough=thorough)
+            else:
+                _prove(tape, trainable(model), losses, seed=seed, thorough=False)
+        if unproved is None:
             self.schedule.checked()
             return
         self.proofs += 1
         kinds.add(*kind)
         self.schedule.proved(unproved, is_new=is_new)
+
+    def _prove_few(
+        self, model: nn.Module, run: Callable[[], Tensor], kind: tuple[Any, ...], seed: int, *, thorough: bool
+    ) -> frozenset[str] | None:
+        """What a proof on a few examples does not prove; None if their graph is of another kind than the batch's."""
+        with unchanged(model):
+            try:
+                tape, losses = _taped(model, run)
+            except (EngineError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # the loss does not take such a batch
+                return None
+            if not losses.isfinite().all():
+                return None
+            unproved = _prove(tape, trainable(model), losses, seed=seed, thorough=thorough)
+            return unproved if _kind(model, tape, losses) == kind else None
+
+
+def _taped(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+    tape = Tape(model)
+    with torch.enable_grad(), uncompiled(model), tape:
+        losses = as_loss_vector(run())
+    tape.check_rows(len(losses))
+    return tape, losses
+
+
+def _kind(model: nn.Module, tape: Tape, losses: Tensor) -> tuple[Any, ...]:
+    """By which graphs are told apart."""
+    flags = tuple(module.training for module in model.modules())
+    several = len(losses) > 1  # a single example cannot show that examples depend on each other
+    return tape.functions, flags, several, tuple(type(call.layout) for call in tape.calls)
 
 
 def _prove(
