@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import grad
 
 from soseleto.engines.interface import reductions_dtype
 
@@ -134,24 +133,33 @@ LINEAR = Rule(
 )
 
 
-def _convolution(call: Callable[..., Tensor], weight_gradient: Callable[..., Tensor]) -> Rule:
-    settings = ("stride", "padding", "dilation", "groups")
+_SETTINGS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
-    def of(arguments: Arguments) -> dict[str, Any]:
-        return {k: arguments[k] for k in settings if k in arguments}
 
-    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
-        a, delta = _scale_one(a, delta, coefficients)
-        return weight_gradient(a, arguments["weight"].shape, delta, **of(arguments))
+def _convolution_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
+    a, delta = _scale_one(a, delta, coefficients)
+    weight = arguments["weight"]
+    if weight.dtype != delta.dtype:  # only its shape and memory format are read
+        weight = torch.empty_like(weight, dtype=delta.dtype)
+    *sizes, groups = (arguments.get(k, default) for k, default in _SETTINGS.items())
+    stride, padding, dilation = ([size] if isinstance(size, int) else size for size in sizes)
+    return torch.ops.aten.convolution_backward(
+        delta, a, weight, None, stride, padding, dilation, False, [0], groups, [False, True, False]
+    )[1]
+
+
+def _convolution(call: Callable[..., Tensor]) -> Rule:
+    def tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
+        return call(a, direction, None, **{k: arguments[k] for k in _SETTINGS if k in arguments})
 
     return Rule(
-        ("input", "weight", "bias", *settings),
+        ("input", "weight", "bias", *_SETTINGS),
         large="weight",
         shift="bias",
         channels=True,
         fits=lambda arguments: not isinstance(arguments.get("padding"), str),
-        tangent=lambda arguments, a, direction: call(a, direction, None, **of(arguments)),
-        gradient=gradient,
+        tangent=tangent,
+        gradient=_convolution_gradient,
         lowered=True,
     )
 
@@ -281,9 +289,9 @@ MULTIPLY = Rule(("input", "other"), scale="other", fits=_is_small)
 
 RULES: dict[Any, Rule] = {
     F.linear: LINEAR,
-    F.conv1d: _convolution(F.conv1d, grad.conv1d_weight),
-    F.conv2d: _convolution(F.conv2d, grad.conv2d_weight),
-    F.conv3d: _convolution(F.conv3d, grad.conv3d_weight),
+    F.conv1d: _convolution(F.conv1d),
+    F.conv2d: _convolution(F.conv2d),
+    F.conv3d: _convolution(F.conv3d),
     F.embedding: EMBEDDING,
     F.layer_norm: LAYER_NORM,
     F.rms_norm: RMS_NORM,
