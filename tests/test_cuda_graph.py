@@ -47,9 +47,8 @@ class Recording(CapturedStep):
             self.replays += 1
             return {}
 
-        engine = self._engine_name
-        self._recorded[kind] = SimpleNamespace(replay=replay, engine=engine)  # type: ignore[assignment]
-        self.recordings.append(engine)
+        self._recorded[kind] = SimpleNamespace(replay=replay)  # type: ignore[assignment]
+        self.recordings.append(self._engine_name)
         return True
 
 

@@ -206,8 +206,8 @@ def test_joined_batches_share_a_pass_and_change_nothing() -> None:
         passes.clear()
         for selection in (one, other):
             selection.backward(source, target, index=index)
-        if number >= 4:  # without a proof
-            assert sorted(passes) == ([14] if number == 4 else [5, 8])
+        if number >= 4:  # without a proof; the source alone is another graph, proved with a pass of a few examples
+            assert sorted(passes) == ([14] if number == 4 else [5, 8, 8])
         for p, q in zip(joined.parameters(), apart.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
     torch.testing.assert_close(one.weights, other.weights)

@@ -282,7 +282,7 @@ PROBLEMS = [
     Problem("frozen_parameters", frozen_trunk, images()),
     Problem("frozen_norm", frozen_norm, images()),
     Problem("bias_used_again", BiasUsedAgain, vectors()),
-    Problem("weight_norm", weight_norm, vectors(), declines={"forward": "no rule"}),
+    Problem("weight_norm", weight_norm, vectors(), declines={"forward": "forward AD"}),
     Problem("spectral_norm", derived.spectral_norm, images(), training=False),
     Problem("spectral_norm_train", derived.spectral_norm, images(), by_differences=False),
     Problem("data_in_a_constant", derived.Padded, vectors()),

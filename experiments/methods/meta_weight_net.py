@@ -32,7 +32,6 @@ from torch.optim import Adam
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.interface import SourceStep
 from soseleto.methods.state import checked_losses, require_noisy, shared_gradient
 from soseleto.task.task import State, Task
 from soseleto.weights import Weights
@@ -72,19 +71,14 @@ class MetaWeightNet:
         self, state: MetaWeightNetState, source: Batch, target: Batch, *, monitor: bool = False
     ) -> dict[str, Tensor]:
         task = state.task
-        losses = checked_losses(task, "source", source)
+        losses, parameters = checked_losses(task, "source", source), trainable(task.model)
         before = self.coefficients(state.weigh(losses))
-        moves = gradient(losses, trainable(task.model), before.detach())
+        moves = gradient(losses, parameters, before.detach(), retain_graph=True)
         direction, target_loss = state.after(moves, target)
-
-        def with_new_weights(alignment: Tensor) -> Tensor:
-            state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
-            return self.coefficients(state.weigh(losses)).detach()
-
-        found = state.engine.source_pass(
-            SourceStep(task.model, task.losses.source, source, direction, with_new_weights)
-        )
-        state.take(self._with_target(task, found.gradient, target))
+        _, alignment = state.engine(task.model, task.losses.source, source, direction)
+        state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
+        after = self.coefficients(state.weigh(losses)).detach()
+        state.take(self._with_target(task, gradient(losses, parameters, after), target))
         with torch.no_grad():
             state.report(source.index, state.weigh(losses))
         return {"source_loss": losses.detach().mean(), "target_loss": target_loss}

@@ -17,7 +17,7 @@ the running mean of that share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.engines.interface import Passes, Step
+from soseleto.engines.model_state import Restore
 from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 
@@ -47,7 +48,7 @@ class Reweight:
         return ReweightState.start(task, engine=make_engine(self.engine), weights=weights)
 
     def step(self, state: ReweightState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        task = state.task
+        task, again = state.task, Restore(state.task.model)
         passes = state.engine.passes(
             Step(
                 task.model,
@@ -55,13 +56,16 @@ class Reweight:
                 source,
                 target,
                 to_direction=lambda gradient: {name: g for name, g in gradient.items() if name in task.shared},
-                coefficients=normalized,
+                coefficients=torch.ones(len(source), device=task.device),
             )
         )
+        w = normalized(passes.alignment)
+        again()  # the second pass draws the same random numbers
+        _, weighted = task.sharing.gradient(task.model, task.losses.source, source, "source", w)
+        passes = replace(passes, source_gradient=weighted)
         task.guard("source", passes.source_losses, source.index)
         task.guard("target", passes.target_losses, target.index)
         state.take(self._clipped(self._of_both(passes, task)))
-        w = normalized(passes.alignment)
         state.report(source.index, w / w.max().clamp_min(torch.finfo(w.dtype).tiny))
         return {"source_loss": passes.source_losses.mean(), "target_loss": passes.target_losses.mean()}
 

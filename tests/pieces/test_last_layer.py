@@ -31,7 +31,7 @@ from soseleto.pieces import (
     whitened,
     without_own_error,
 )
-from soseleto.pieces.last_layer import Form
+from soseleto.pieces.last_layer import DECAY, Form
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
 
@@ -45,7 +45,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "whitened": (whitened(shrink=0.2),),
     "unit length": (unit_length(),),
     "own error": (without_own_error(),),
-    "all": (whitened(decay=0.9), unit_length(), at_temperature(3.0), without_own_error()),
+    "all": (whitened(), unit_length(), at_temperature(3.0), without_own_error()),
 }
 
 
@@ -72,8 +72,8 @@ class Changed(nn.Module):
 class Oracle:
     """The slow way, with statistics of its own: one backward per example over the weight in the new coordinates."""
 
-    def __init__(self, forms: tuple[Form, ...], decay: float) -> None:
-        self.forms, self.decay = {type(form).__name__: form for form in forms}, decay
+    def __init__(self, forms: tuple[Form, ...]) -> None:
+        self.forms = {type(form).__name__: form for form in forms}
         self.inputs: list[Tensor] = []  # of all source batches so far
         self.means: list[Tensor] = []
         self.gradients: list[Tensor] = []
@@ -87,7 +87,7 @@ class Oracle:
         wanted = tau * F.cross_entropy(changed(target.inputs) / tau, target.labels)
         (found,) = torch.autograd.grad(wanted, changed.weight)
         self.gradients.append(found)
-        direction = averaged(self.gradients, self.decay)
+        direction = averaged(self.gradients)
         loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels, reduction="none")  # noqa: E731
         _, q = alignment(changed, loss, source, {"weight": direction}, engine="loop")
         if "without_own_error" in self.forms:
@@ -99,11 +99,11 @@ class Oracle:
         form: Any = self.forms.get("centred") or self.forms.get("whitened")
         mean = torch.zeros(D, dtype=torch.float64)
         if form is not None:
-            mean = averaged([h.mean(0) for h in self.inputs], form.decay)
+            mean = averaged([h.mean(0) for h in self.inputs])
             self.means.append(mean)
         if "whitened" in self.forms and refresh:
             moments = [(h - m).T @ (h - m) / len(h) for h, m in zip(self.inputs, self.means, strict=True)]
-            covariance = averaged(moments, form.decay)
+            covariance = averaged(moments)
             ridge = form.shrink * covariance.trace() / D
             values, vectors = torch.linalg.eigh(covariance + ridge * torch.eye(D, dtype=torch.float64))
             # symmetric: another root of the same inverse
@@ -112,9 +112,9 @@ class Oracle:
         return lambda h: F.normalize((h - mean) @ factor.T, dim=1) if unit else (h - mean) @ factor.T
 
 
-def averaged(values: list[Tensor], decay: float) -> Tensor:
+def averaged(values: list[Tensor]) -> Tensor:
     """The bias-corrected exponential moving average, as a sum."""
-    weights = [decay ** (len(values) - 1 - i) for i in range(len(values))]
+    weights = [DECAY ** (len(values) - 1 - i) for i in range(len(values))]
     return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0])) / sum(weights)
 
 
@@ -124,8 +124,8 @@ def test_alignments_are_those_of_one_backward_per_example_in_the_changed_coordin
     """Of the losses as they are, also where training doubts the labels."""
     model, forms = network(), FORMS[name]
     doubted: dict[str, Any] = {"source_loss": label_doubt(), "initial_weight": 0.6} if doubt else {}
-    method = Soseleto(alignment=last_layer(*forms, decay=0.7), **doubted)
-    state, oracle = method.init(task(model)), Oracle(forms, 0.7)
+    method = Soseleto(alignment=last_layer(*forms), **doubted)
+    state, oracle = method.init(task(model)), Oracle(forms)
     for number in range(4):
         source, target = batches(number)
         expected = oracle(model, source, target, refresh=number == 0)
@@ -140,8 +140,8 @@ def test_alignments_are_those_of_one_backward_per_example_in_the_changed_coordin
 def test_without_forms_they_are_the_engines_over_the_layers_weight(kind: str) -> None:
     """For a BatchNorm network too, whose engines need forward mode, and weights and parameters move alike."""
     methods = (
-        Soseleto(alignment=chain(last_layer(decay=0.8), scale_by_rms())),
-        Soseleto(direction=running_mean(0.8, layers=("3.weight",)), alignment=scale_by_rms()),
+        Soseleto(alignment=chain(last_layer(), scale_by_rms())),
+        Soseleto(direction=running_mean(DECAY, layers=("3.weight",)), alignment=scale_by_rms()),
     )
     states = [method.init(task(network(kind))) for method in methods]
     for number in range(4):
@@ -205,7 +205,7 @@ def test_a_loop_with_sequences_and_a_frozen_head() -> None:
     def loss(m: nn.Module, b: Any) -> Tensor:
         return (F.cross_entropy(m(b[0]).flatten(0, 1), b[1].flatten(), reduction="none").view(b[1].shape) * b[2]).sum(1)
 
-    method = Soseleto(alignment=last_layer(centred(), decay=0.0))
+    method = Soseleto(alignment=last_layer(centred()))
     selection = Selection(model, n_source=5, loss=loss, method=method)
     selection.backward((x[:5], y[:5], mask[:5]), (x[5:], y[5:], mask[5:]), index=torch.arange(5))
     h = torch.tanh(model.base(x) + model.adapter(x)).detach()
@@ -267,9 +267,7 @@ def test_a_model_that_does_not_end_in_one_linear_layer_is_refused(kind: str, wor
         (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
         (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
         (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
-        (lambda: last_layer(decay=1.0), "decay of a running mean"),
         (lambda: whitened(shrink=0.0), "shrink of whitened"),
-        (lambda: centred(decay=-1.0), "decay of a running mean"),
         (lambda: at_temperature(0.0), "temperature must be above 0"),
         (lambda: last_layer().init(task(network(), target_head=frozenset({"3.weight"}))), "mode='transfer' has two"),
     ],

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.engines.autograd import Linearize, double_backward, gradient, loop, target_first
-from soseleto.engines.forward import CannotFollow, forward
+from soseleto.engines.forward import forward
 from soseleto.engines.interface import (
     Direction,
     Engine,
@@ -26,13 +27,13 @@ from soseleto.engines.interface import (
     SourcePass,
     SourceStep,
     Step,
+    ToDirection,
     named_in,
-    no_reentrant_checkpoint,
     refuse_sharded,
     trainable,
 )
 from soseleto.engines.layerwise import LayerwiseEngine
-from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules, uncompiled
+from soseleto.engines.model_state import Restore, is_recording, settings, sharded_modules, uncompiled
 from soseleto.engines.proof import Equation, Inexact, Kinds, ProofDue, Recorded, Schedule, coefficients, inexact, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
@@ -49,12 +50,11 @@ class ProvedEngine:
         self.name = name
         self.schedule = Schedule() if proofs else None
         self._function = linearize
-        self._proofs: PerModel[Kinds] = PerModel()
+        self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        named_in(direction, model)
         losses, alignment = self._linearize(model, per_example_loss, batch, direction)
         return losses.detach(), alignment
 
@@ -62,31 +62,27 @@ class ProvedEngine:
         return target_first(step, self.source_pass)
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        named_in(step.direction, step.model)
         losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
-        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
+        c = step.coefficients.to(losses.dtype)
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
 
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         """Losses and alignments; a proof comes first if it is due or the graph is of a new kind."""
         refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
+        named_in(direction, model)
         if self.schedule is None:
             return self._run(model, loss, batch, direction)[:2]
-        condition = tuple(direction)
-        proofs = self._proofs.get(model, loss, condition)
-        if proofs is None:
-            proofs = Kinds()
-            self._proofs.keep(model, loss, proofs, condition)
-        if self.schedule.count() or not proofs:
-            self._prove(proofs, model, loss, batch, direction)
+        kinds = self._kinds.setdefault(model, Kinds())
+        if self.schedule.count() or not kinds:
+            self._prove(kinds, model, loss, batch, direction)
         restore = Restore(model)
         losses, alignment, seen = self._run(model, loss, batch, direction)
-        if proofs.is_new(seen.functions, len(losses) > 1):
+        if kinds.is_new(*_kind(seen, losses, direction)):
             del losses, alignment
             restore()
-            self._prove(proofs, model, loss, batch, direction)
+            self._prove(kinds, model, loss, batch, direction)
             losses, alignment, _ = self._run(model, loss, batch, direction)
         elif self.schedule.needs_check:
             self.schedule.begin()
@@ -99,7 +95,7 @@ class ProvedEngine:
             self.schedule.checked()
         return losses, alignment
 
-    def _prove(self, proofs: Kinds, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
+    def _prove(self, kinds: Kinds, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
         self.schedule.begin()
         kind: list[Any] = []  # of the graph that is built last
@@ -113,15 +109,14 @@ class ProvedEngine:
                 raise Inexact(first_line(error)) from error
             if self.name == "forward" and Tensor.register_hook in seen.functions:
                 raise Inexact("a hook acts on the gradient of an activation, which is not a part of forward mode")
-            kind[:] = seen.functions, len(losses) > 1
+            kind[:] = _kind(seen, losses, along)
             return losses, alignment
 
-        seed, first = self.schedule.calls, not proofs
         with inexact(self.name, ADVICE):
-            unproved = prove(align, model, loss, batch, names, seed=seed, first=first)
-        is_new = bool(kind) and proofs.is_new(*kind)
+            unproved = prove(align, model, loss, batch, names, seed=self.schedule.calls, first=not kinds)
+        is_new = bool(kind) and kinds.is_new(*kind)
         if kind:
-            proofs.add(*kind)
+            kinds.add(*kind)
         self.schedule.proved(unproved, is_new=is_new)
 
     def _run(
@@ -134,24 +129,12 @@ class ProvedEngine:
             with recorded:
                 return loss(model, batch)
 
-        try:
-            with torch.enable_grad(), uncompiled(model):
-                return *self._function(model, recording, batch, direction), recorded
-        except RuntimeError as error:
-            if reentrant := no_reentrant_checkpoint(error):
-                raise reentrant from error
-            if self.name != "loop" and (isinstance(error, CannotFollow) or _no_rule(error)):
-                raise EngineError(
-                    f"the {self.name} engine has no rule for an operator of this model ({first_line(error)}): "
-                    f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
-                ) from error
-            raise
+        with torch.enable_grad(), uncompiled(model):
+            return *self._function(model, recording, batch, direction), recorded
 
 
-def _no_rule(error: RuntimeError) -> bool:
-    """Whether PyTorch's error says that an operator lacks a derivative."""
-    signs = ("forward AD", "is not implemented", "not differentiable twice", "does not support", "once_diff")
-    return isinstance(error, NotImplementedError) or any(sign in str(error) for sign in signs)
+def _kind(seen: Recorded, losses: Tensor, direction: Direction) -> tuple[Any, ...]:
+    return seen.functions, len(losses) > 1, tuple(direction)
 
 
 MAKERS: dict[str, Callable[[], Engine]] = {
@@ -178,15 +161,15 @@ class AutoEngine:
 
     names: the engines to choose from, in this order; with one name it keeps that engine's proofs for each model.
 
-    The choice is kept for the model and the loss (both referenced weakly) while the model's modules, their training
-    flags and the trainable parameters stay the same. When one of these changes, the engines are tried again. An engine
-    that fails a later proof is replaced by the next one from that step on. ``name`` is the engine used last,
-    ``messages`` says which slower engines were taken and why.
+    The choice is kept for the model and the loss's code while the model's modules, their training flags and the
+    trainable parameters stay the same. When one of these changes, the engines are tried again. An engine that fails a
+    later proof is replaced by the next one from that step on. ``name`` is the engine used last, ``messages`` says which
+    slower engines were taken and why.
     """
 
     def __init__(self, names: Sequence[str] = FASTEST_FIRST) -> None:
         self._names = names
-        self._choices: PerModel[_Choice] = PerModel()
+        self._choices: WeakKeyDictionary[nn.Module, dict[Hashable, _Choice]] = WeakKeyDictionary()
         self.schedule: Schedule | None = None  # of the engine used last
         self.name = "auto"
         self.messages: list[str] = []
@@ -199,7 +182,7 @@ class AutoEngine:
         )
 
     def passes(self, step: Step) -> Passes:
-        once = replace(step, to_direction=_Once(step.to_direction))
+        once = replace(step, to_direction=_once(step.to_direction))
         return self._first_exact(step.model, step.losses.source, lambda engine: engine.passes(once))
 
     def source_pass(self, step: SourceStep) -> SourcePass:
@@ -207,10 +190,11 @@ class AutoEngine:
 
     def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Result]) -> Result:
         """``run`` by the engine for this model and loss, or by the first slower one that does not fail."""
-        choice = self._choices.get(model, loss)
-        if choice is None:
-            choice = _Choice(make_engine(self._names[0]))
-            self._choices.keep(model, loss, choice)
+        choices = self._choices.setdefault(model, {})
+        condition = settings(model), getattr(loss, "__code__", type(loss))
+        if condition not in choices:
+            choices[condition] = _Choice(make_engine(self._names[0]))
+        choice = choices[condition]
         choice.calls += 1
         reasons: list[str] = []
         while True:
@@ -260,20 +244,13 @@ def _is_final(error: Exception, *, is_last: bool) -> bool:
     return is_last or no_memory or isinstance(error, (UsageError, ProofDue)) or is_recording()
 
 
-class _Once:
-    """A ``to_direction`` that is called once for each parameter, also if an engine fails after it."""
+def _once(to_direction: ToDirection) -> ToDirection:
+    """``to_direction``, called once for each parameter, also if an engine fails after it."""
+    known: dict[str, Tensor | None] = {}  # None: not a part of the direction
 
-    def __init__(self, to_direction: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-        self._to_direction = to_direction
-        self._known: set[str] = set()
-        self._found: dict[str, Tensor] = {}
+    def of(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        if new := {name: g for name, g in found.items() if name not in known}:
+            known.update({**dict.fromkeys(new), **to_direction(new)})
+        return {name: g for name in found if (g := known[name]) is not None}
 
-    def __call__(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        new = {name: g for name, g in found.items() if name not in self._known}
-        known = {name: self._found[name] for name in found if name in self._found}
-        if not new:
-            return known
-        direction = self._to_direction(new)
-        self._known |= new.keys()
-        self._found |= direction
-        return {**known, **direction}
+    return of

@@ -23,13 +23,13 @@ from soseleto.engines.interface import (
     as_loss_vector,
     inner,
     named_in,
-    no_reentrant_checkpoint,
     reductions_dtype,
     refuse_sharded,
     refuse_sparse,
     trainable,
 )
 from soseleto.engines.model_state import is_shard
+from soseleto.errors import EngineError
 
 Linearize = Callable[[nn.Module, PerExampleLoss, Any, Direction], tuple[Tensor, Tensor]]
 
@@ -43,8 +43,7 @@ def loop(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, directi
     losses = as_loss_vector(per_example_loss(model, batch))
     alignment = []
     for loss in losses:
-        gradients = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
-        alignment.append(inner(dict(zip(parameters, gradients, strict=True)), direction))
+        alignment.append(inner(gradient(loss, parameters, retain_graph=True), direction))
     return losses, torch.stack(alignment).detach()
 
 
@@ -109,7 +108,12 @@ def gradient(
             losses, list(parameters.values()), grad_outputs=coefficients, retain_graph=retain_graph, allow_unused=True
         )
     except RuntimeError as error:
-        raise no_reentrant_checkpoint(error) or error from error
+        if "use_reentrant" in str(error) or "Checkpointing is not compatible with .grad()" in str(error):
+            raise EngineError(
+                "the model uses torch.utils.checkpoint with use_reentrant=True, which allows no per-example gradients: "
+                "call checkpoint(..., use_reentrant=False)."
+            ) from error
+        raise
     found = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
     for name, g in found.items():
         refuse_sparse(name, g)
@@ -128,6 +132,6 @@ def times(gradients: dict[str, Tensor], factor: Tensor) -> dict[str, Tensor]:
 
 
 def add_gradients(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add ``more`` to ``total``, parameter by parameter."""
+    """Add ``more`` to ``total``, parameter by parameter; not in place, since the gradient of a sum is expanded."""
     for name, g in more.items():
         total[name] = total[name] + g if name in total else g

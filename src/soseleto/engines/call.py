@@ -22,16 +22,7 @@ from torch import Tensor
 from soseleto.engines.computed_parameters import Derived
 from soseleto.engines.interface import reductions_dtype
 from soseleto.engines.model_state import whole
-from soseleto.engines.rules import (
-    BROADCAST,
-    EMBEDDING,
-    LAYER_NORM,
-    LINEAR,
-    RMS_NORM,
-    Arguments,
-    Rule,
-    without_leading_ones,
-)
+from soseleto.engines.rules import Arguments, Rule
 from soseleto.errors import EngineError
 
 
@@ -42,7 +33,6 @@ class Grouped:
     """
 
     each: int  # k
-    name: str = "grouped"
 
     def part(self, x: Tensor, examples: slice) -> Tensor:
         start, stop, _ = examples.indices(len(x) // self.each)
@@ -62,7 +52,6 @@ class Packed:
     index: Tensor  # (N,), the example of each row
     examples: int
     dims: int  # leading dimensions that hold the rows
-    name: str = "packed"
 
     def part(self, x: Tensor, examples: slice) -> Tensor:
         return x.flatten(0, self.dims - 1)
@@ -104,9 +93,9 @@ class Sums:
         if dim == 0 and args[0].ndim and index.numel() == max(index.shape, default=0):
             self.indices[index.numel(), len(args[0])] = index.detach().flatten()
 
-    def layout(self, shape: tuple[int, ...], leading: int, examples: int) -> Layout | None:
-        """The layout of an output of this shape, whose first ``leading`` dimensions may hold rows."""
-        for dims in range(1, min(leading, 2) + 1):
+    def layout(self, shape: tuple[int, ...], examples: int) -> Layout | None:
+        """The layout of an output of this shape, whose first or first two dimensions hold rows."""
+        for dims in range(1, min(len(shape), 2) + 1):
             n = math.prod(shape[:dims])
             for missing in (0, 1):  # a language model has one loss less than it has tokens
                 if (index := self.indices.get((n - missing, examples))) is not None:
@@ -154,23 +143,20 @@ class SmallGradients:
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
         """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters in ``direction``; None if it has none."""
-        named = [name for name in self._columns if name in direction]
-        if not named:
+        if self._columns.keys().isdisjoint(direction):
             return None
-        matrix = self._all() if len(named) == len(self._columns) else self._of(named)
-        along = [whole(direction[name]).flatten().to(matrix.dtype) for name in named]
+        matrix, along = self._all(), []
+        for name, each in self._columns.items():
+            d = whole(direction[name]).flatten() if name in direction else matrix.new_zeros(each[0].numel())
+            along.append(d.to(matrix.dtype))
         return torch.mv(matrix[rows], torch.cat(along))
 
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            self._matrix = self._of(self._columns)
+            columns = self._columns.values()
+            self._matrix = torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)
         return self._matrix
-
-    def _of(self, names: Iterable[str]) -> Tensor:
-        """The columns of S for these parameters."""
-        columns = (self._columns[name] for name in names)
-        return torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)
 
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -203,19 +189,6 @@ class Call:
         """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
 
-    def leading(self) -> int:
-        """The number of leading dimensions of the output over which the parameters are the same."""
-        shape, lead = self.shape, 1
-        if self.rule is LINEAR or self.rule is EMBEDDING:
-            lead = len(shape) - 1
-        elif self.rule is LAYER_NORM or self.rule is RMS_NORM:
-            lead = len(shape) - len(self.arguments["normalized_shape"])
-        elif self.rule in BROADCAST:
-            lead = len(shape) - len(without_leading_ones(self.arguments["other"].shape))
-        if self.a is not None and self.a.shape[:lead] != shape[:lead]:
-            return 1
-        return max(lead, 1)
-
     def set_small(self, gradients: Iterable[Tensor]) -> None:
         """Per-example gradients of the small parameters, computed by the backward itself."""
         self.small = {
@@ -231,11 +204,10 @@ class Call:
         """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
         if self.small is None:
             self.small = {}
-            wanted = [k for k in self.rule.small if k in self.names]
-            if wanted and self.rule.per_example is not None:
+            if wanted := [k for k in self.rule.small if k in self.names]:
                 delta, a = self.data(slice(None))
-                found = self.rule.per_example(self.arguments, a, delta)
-                self.small = {self.names[k]: self._fold(found[k], slice(None)) for k in wanted}
+                found = self.rule.per_example(wanted, self.arguments, a, delta)
+                self.small = {self.names[k]: self._fold(g, slice(None)) for k, g in found.items()}
         return self.small
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:

@@ -8,7 +8,7 @@ alignments along a change dD. φ itself is differentiated by PyTorch, on the gra
     dD along G        the Jacobian-vector product of φ, as the derivative of v ↦ ⟨vjp(v), G⟩, which is linear in v
 
 φ may depend on any tensor that has no gradient. Only constants are accepted in it, so that data do not become a part of
-it: buffers, frozen parameters, tensors made from sizes (torch.arange) and functions of these.
+it: buffers, frozen parameters, tensors made without another tensor (torch.arange) and functions of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from soseleto.engines.autograd import add_gradients
 from soseleto.errors import EngineError, first_line
 
-MAKERS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace}
 # Functions of their first argument that take the shape or the dtype of another one.
 OF_FIRST = {Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to}
 
@@ -33,8 +32,7 @@ class Arguments(NamedTuple):
     """The tensors among the arguments of a call."""
 
     trainable: list[Tensor]  # parameters and what is derived from them
-    constants: int
-    data: int
+    data: bool  # whether there is any other but constants
 
 
 @dataclass(frozen=True)
@@ -71,24 +69,21 @@ class Derived:
 
     def sort(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         trainable: list[Tensor] = []
-        counts = self._sort(args[:1] if func in OF_FIRST else (*args, *kwargs.values()), trainable)
-        return Arguments(trainable, *counts)
+        has_data = self._sort(args[:1] if func in OF_FIRST else (*args, *kwargs.values()), trainable)
+        return Arguments(trainable, has_data)
 
-    def _sort(self, values: Iterable[Any], trainable: list[Tensor]) -> tuple[int, int]:
-        constants = data = 0
+    def _sort(self, values: Iterable[Any], trainable: list[Tensor]) -> bool:
+        has_data = False
         for value in values:
             if isinstance(value, Tensor):
                 known = None if id(value) in self.names else self._lookup(value)
                 if id(value) in self.names or (known is not None and known.roots):
                     trainable.append(value)
-                elif known is not None or ((value.ndim == 0 or id(value) in self._fixed) and not value.requires_grad):
-                    constants += 1  # a number too, such as that of an expert
-                else:
-                    data += 1
+                elif known is None:  # a number is a constant too, such as that of an expert
+                    has_data |= value.requires_grad or (value.ndim > 0 and id(value) not in self._fixed)
             elif isinstance(value, (list, tuple)):
-                more = self._sort(value, trainable)
-                constants, data = constants + more[0], data + more[1]
-        return constants, data
+                has_data |= self._sort(value, trainable)
+        return has_data
 
     def _lookup(self, value: Tensor) -> _Known | None:
         known = self._known.get(id(value))
@@ -97,8 +92,7 @@ class Derived:
     def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
         """Record the result of a call without data; the call may have written to its arguments."""
         roots = frozenset().union(*(self.roots_of(value) or self._known[id(value)].roots for value in found.trainable))
-        if roots or found.constants or func in MAKERS or (func is torch.tensor and out.numel() == 1):
-            self._add(args[0] if func is Tensor.__setitem__ else out, roots)
+        self._add(args[0] if func is Tensor.__setitem__ else out, roots)
 
     def _add(self, out: Any, roots: frozenset[str]) -> None:
         if isinstance(out, Tensor):

@@ -97,10 +97,6 @@ def _count(n: int, device: torch.device) -> Tensor:
     return torch.full((1,), n, dtype=torch.int32, device=device)
 
 
-class CannotFollow(RuntimeError):
-    """The model does something that this forward mode does not support."""
-
-
 def forward(
     model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
 ) -> tuple[Tensor, Tensor]:
@@ -109,12 +105,12 @@ def forward(
     tangents = {id(p): direction[name].to(p.dtype) for name, p in parameters.items()}
     with differentiable_recurrence(model), _ForwardMode(tangents):
         losses = per_example_loss(model, batch)
+    plain = as_loss_vector(without_tangent(losses), differentiable=False)
+    if not plain.requires_grad:  # an ordinary pass has just had a gradient
+        raise RuntimeError("the losses have no gradient")
     if not isinstance(losses, Dual):  # they depend on none of the named parameters
-        losses = as_loss_vector(losses, differentiable=False)
-        if not losses.requires_grad:
-            raise CannotFollow("the losses have no gradient")
-        return losses, torch.zeros_like(losses, dtype=reductions_dtype(losses.dtype)).detach()
-    return as_loss_vector(losses.primal), losses.tangent.to(reductions_dtype(losses.tangent.dtype))
+        return plain, torch.zeros_like(plain, dtype=reductions_dtype(plain.dtype)).detach()
+    return plain, losses.tangent.to(reductions_dtype(plain.dtype))
 
 
 class Dual(Tensor):
@@ -136,7 +132,7 @@ class Dual(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise CannotFollow(f"{func} was called without a torch function")
+        raise RuntimeError(f"{func} was called without a torch function")
 
 
 def without_tangent(value: Tensor) -> Tensor:
@@ -257,7 +253,7 @@ def _is_plain(func: Any) -> bool:
 def _replace(written: Dual, out: Any) -> Dual:
     """An activation with the result that was to be written into it."""
     if not isinstance(out, Dual) or out.shape != written.shape or out.dtype != written.dtype:
-        raise CannotFollow("a function that works in place changed the shape or the precision")
+        raise RuntimeError("a function that works in place changed the shape or the precision")
     written.primal, written.tangent = out.primal, out.tangent
     return written
 

@@ -67,8 +67,6 @@ class SourcePass:
 # steps). An engine may call it for some of the parameters at a time, for each parameter exactly once a step. It must
 # not change its arguments: if it returns one of them, the engine takes that direction to be the target gradient itself.
 ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-# The coefficients c_j of the source gradient: given, or a function of the alignment.
-Coefficients = Tensor | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class SourceStep:
     loss: PerExampleLoss
     batch: Any
     direction: Direction
-    coefficients: Coefficients
+    coefficients: Tensor  # c (B,)
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Step:
     source: Any
     target: Any
     to_direction: ToDirection
-    coefficients: Coefficients
+    coefficients: Tensor  # c (B,)
     wanted: Collection[str] | None = None  # parameters whose target gradient is returned; None: all
 
     def to_return(self, target_gradient: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -236,7 +234,6 @@ def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tenso
     total: Tensor | None = None
     for name, gradient in gradients.items():
         if gradient is not None:
-            refuse_sparse(name, gradient)
             dtype = reductions_dtype(gradient.dtype)
             part = (_real(gradient).to(dtype) * _real(direction[name]).to(dtype)).sum()
             total = part if total is None else total + part
@@ -257,13 +254,3 @@ def refuse_sparse(name: str, gradient: Tensor) -> None:
             f"the gradient of parameter {name!r} is sparse, which alignments do not support: "
             "make the embedding with sparse=False."
         )
-
-
-def no_reentrant_checkpoint(error: RuntimeError) -> EngineError | None:
-    """The EngineError for PyTorch's error about reentrant checkpointing; None for any other error."""
-    if "use_reentrant" not in str(error) and "Checkpointing is not compatible with .grad()" not in str(error):
-        return None
-    return EngineError(
-        "the model uses torch.utils.checkpoint with use_reentrant=True, which allows no per-example gradients: "
-        "call checkpoint(..., use_reentrant=False)."
-    )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import gradient, target_first
-from soseleto.engines.call import OTHER_ENGINES, Call, Packed, SmallGradients
+from soseleto.engines.call import OTHER_ENGINES, Call, Packed
 from soseleto.engines.interface import (
     Direction,
     Passes,
@@ -43,77 +43,36 @@ from soseleto.engines.interface import (
     refuse_foreign,
     trainable,
 )
-from soseleto.engines.model_state import Restore, sharded_modules, unchanged, uncompiled
+from soseleto.engines.model_state import Restore, random_states, unchanged, uncompiled
 from soseleto.engines.proof import (
+    TOLERANCE,
     Equation,
     Inexact,
     Kinds,
     Schedule,
-    Tolerance,
     coefficients,
     compare,
     gradient_norms,
     inexact,
     random_direction,
     require_zero,
-    subtract,
     unproved,
 )
-from soseleto.engines.sweep import ALL_ROWS, Sweep, alignments
+from soseleto.engines.sweep import Sweep
 from soseleto.engines.tape import Tape
 from soseleto.errors import EngineError
 
-# --- whether source and target may share one pass: the source's losses and gradients must be those it has alone ---
-
-
 SAME_LOSSES = 1e-2  # of two passes through the same layers, also in half precision
+FEW = 8  # examples of a proof, two of them twice: what acts between equal examples only must show as well
 
 
-@dataclass(frozen=True)
-class Alone:
-    """Losses, and the gradient of their sum with random coefficients; the graph is freed."""
-
-    losses: Tensor
-    gradient: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, losses: Tensor, model: nn.Module) -> Alone:
-        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
-        return cls(losses.detach(), gradient(losses, trainable(model), c))
-
-
-def joins(step: Step, joint: Alone, tolerance: float) -> bool:
-    """Whether the source's losses and gradients of a joint pass are those of the source alone.
-
-    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
-    other inputs on the target's side.
-    """
-    if not all(bool(x.isfinite().all()) for x in (joint.losses, *joint.gradient.values())):  # guards report them
-        return True
-    with unchanged(step.model), torch.enable_grad():
-        before = torch.get_rng_state(), _gpu_state(joint.losses)
-        losses = step.losses.source(step.model, step.source)
-        now = torch.get_rng_state(), _gpu_state(losses)
-    if not all(map(torch.equal, now, before)):
-        other = _with_inputs_of(step.source, step.target)
-        if other is None or not step.losses.can_join(step.source, other):
-            return False
-        with unchanged(step.model), torch.enable_grad():
-            losses = step.losses.joint(step.model, step.source, other)[: len(step.source)]
-    alone = Alone.of(losses, step.model)
-    apart = (alone.losses - joint.losses).abs().max()
-    try:
-        compare(joint.gradient, alone.gradient, tolerance)
-    except Inexact:
-        return False
-    return bool(apart <= min(tolerance, SAME_LOSSES) * alone.losses.abs().max())
-
-
-def _with_inputs_of(source: Any, target: Any) -> Any:
-    """The target batch with inputs of source examples; None if the structure of a batch is not known."""
-    if not hasattr(source, "inputs") or not hasattr(target, "inputs"):
-        return None
-    return replace(target, inputs=_taken(source.inputs, torch.arange(len(target)) % len(source), len(source)))
+def few_of(batch: Any, n: int) -> Any:
+    """A few of the n examples of a batch, or of both batches of a step; where the structure is not known, all."""
+    if isinstance(batch, Step):
+        target = _taken(batch.target, torch.arange(min(2, len(batch.target))), len(batch.target))
+        return replace(batch, source=few_of(batch.source, len(batch.source)), target=target)
+    count = min(n, FEW)
+    return _taken(batch, torch.arange(count) % max(1, count - max(1, count // 4)), n)
 
 
 def _taken(batch: Any, places: Tensor, n: int) -> Any:
@@ -122,18 +81,55 @@ def _taken(batch: Any, places: Tensor, n: int) -> Any:
     def rows(x: Any) -> Any:
         return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == n else x
 
-    if hasattr(batch, "inputs") and hasattr(batch, "labels"):  # one of ours
-        return replace(batch, inputs=tree_map(rows, batch.inputs), labels=tree_map(rows, batch.labels))
+    if hasattr(batch, "inputs") and hasattr(batch, "index"):  # one of ours
+        fields = {name: getattr(batch, name) for name in ("index", "inputs", "labels") if hasattr(batch, name)}
+        return replace(batch, **{name: tree_map(rows, value) for name, value in fields.items()})
     return tree_map(rows, batch)
 
 
-def _gpu_state(like: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
+def joins(step: Step, tolerance: float) -> bool:
+    """Whether the source's losses and gradients of a joint pass with the target are those of the source alone.
+
+    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
+    other inputs on the target's side.
+    """
+    losses, right = _of_source(step, step.target)
+    if not all(bool(x.isfinite().all()) for x in (losses, *right.values())):  # guards report them
+        return True
+    before = random_states(step.model)
+    with unchanged(step.model), torch.enable_grad():
+        step.losses.source(step.model, step.source)
+        draws = not all(map(torch.equal, random_states(step.model), before))
+    if draws and not (hasattr(step.source, "inputs") and hasattr(step.target, "inputs")):
+        return False
+    other = None
+    if draws:
+        places = torch.arange(len(step.target)) % len(step.source)
+        other = replace(step.target, inputs=_taken(step.source.inputs, places, len(step.source)))
+        if not step.losses.can_join(step.source, other):
+            return False
+    alone, found = _of_source(step, other)
+    try:
+        compare(found, right, tolerance)
+    except Inexact:
+        return False
+    return bool((alone - losses).abs().max() <= min(tolerance, SAME_LOSSES) * alone.abs().max())
+
+
+def _of_source(step: Step, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The source's losses in a pass together with a target batch, and the gradient of their sum with random c."""
+    with unchanged(step.model), torch.enable_grad():
+        if target is None:
+            losses = step.losses.source(step.model, step.source)
+        else:
+            losses = step.losses.joint(step.model, step.source, target)[: len(step.source)]
+        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
+        return losses.detach(), gradient(losses, trainable(step.model), c)
 
 
 logger = logging.getLogger("soseleto")
 
-TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=5e-4, double=1e-7)
+ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
 
 
 class LayerwiseEngine:
@@ -143,7 +139,6 @@ class LayerwiseEngine:
 
     def __init__(self) -> None:
         self.schedule = Schedule()
-        self._doubled: WeakSet[nn.Module] = WeakSet()  # models that were proved on a batch with equal examples
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
@@ -152,116 +147,108 @@ class LayerwiseEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        self._try_doubled(model, per_example_loss, batch)
-        tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
-        return losses.detach(), alignments(tape, losses, direction)
+        tape, losses = self._forward(model, lambda part: per_example_loss(model, part), batch)
+        sweep = Sweep(tape, None, direction)
+        sweep.run(losses, len(losses))
+        return losses.detach(), sweep.alignment
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
-        self._try_doubled(step.model, step.losses.source, step.source)
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
-        tape, joint = self._joint(step)
-        if tape is None:
+        known, n, restore = self._known(step.model), len(step.source), Restore(step.model)
+        tape, joint = self._forward(
+            step.model, lambda part: step.losses.joint(step.model, part.source, part.target), step
+        )
+        if self._known(step.model) > known and not joins(few_of(step, n), tape.tolerance(joint)):
+            restore()
             self._apart.add(step.model)
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
-        n_source = len(step.source)
-        sweep = Sweep(step.to_direction, step.coefficients, to_return=step.to_return)
-        sweep.run(tape, joint, n_source)
+        sweep = Sweep(tape, step.coefficients, to_direction=step.to_direction, to_return=step.to_return)
+        sweep.run(joint, n)
         return Passes(
-            source_losses=joint[:n_source].detach(),
-            target_losses=joint[n_source:].detach(),
-            alignment=sweep.alignment,
-            source_gradient=sweep.source_gradient,
-            target_gradient=sweep.target_gradient,
+            joint[:n].detach(), joint[n:].detach(), sweep.alignment, sweep.source_gradient, sweep.target_gradient
         )
 
-    def _joint(self, step: Step) -> tuple[Tape | None, Tensor]:
-        """The pass of source and target; no tape if they must not share one, which is checked with every proof.
-
-        The graph of the joint pass is freed before the source takes a pass of its own, and made again after it.
-        """
-
-        def forward() -> tuple[Tape, Tensor]:
-            return self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
-
-        proofs, restore = self.proofs, Restore(step.model)
-        tape, joint = forward()
-        if self.proofs == proofs and not tape.leaves_graph:
-            return tape, joint
-        n, tolerance, leaves_graph = len(step.source), _tolerance(tape, joint), tape.leaves_graph
-        of_joint = None if leaves_graph else Alone.of(joint[:n], step.model)
-        del tape, joint
-        restore()
-        if of_joint is None or not joins(step, of_joint, tolerance):
-            return None, torch.empty(0)
-        self.schedule.calls -= 1  # the same call once more
-        return forward()
+    def _known(self, model: nn.Module) -> int:
+        """The number of kinds of graphs that were proved."""
+        return len(self._kinds.get(model, ()))
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        self._try_doubled(step.model, step.loss, step.batch)
-        tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
-        sweep = Sweep(lambda _: {}, step.coefficients, step.direction)
-        sweep.run(tape, losses, len(losses))
+        tape, losses = self._forward(step.model, lambda part: step.loss(step.model, part), step.batch)
+        sweep = Sweep(tape, step.coefficients, step.direction)
+        sweep.run(losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
-    def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        """One forward pass on a tape, checked where that is due."""
-        tape = Tape(model)
-        with torch.enable_grad(), uncompiled(model), tape:
-            losses = as_loss_vector(run())
-        tape.check_rows(len(losses))
+    def _forward(self, model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> tuple[Tape, Tensor]:
+        """One forward pass of a batch on a tape, checked where that is due."""
+        tape, losses = _taped(model, lambda: run(batch))
         if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
-            self._check(model, tape, losses)
+            self._check(model, tape, losses, run, batch)
         return tape, losses
 
-    def _try_doubled(self, model: nn.Module, loss: PerExampleLoss, batch: Any) -> None:
-        """The first proof is held on a batch with equal examples, where the structure of the batch is known."""
-        if model in self._doubled or sharded_modules(model) or self.schedule.recording:
-            return
-        self._doubled.add(model)
-        with unchanged(model), torch.enable_grad():
-            n, tape = len(as_loss_vector(loss(model, batch))), Tape(model)
-            doubled = _taken(batch, torch.arange(n) % -(-n // 2), n)
-            try:
-                with tape:
-                    losses = as_loss_vector(loss(model, doubled))
-            except EngineError:
-                raise
-            except Exception:  # the loss does not take such a batch
-                return
-            if losses.isfinite().all() and not tape.leaves_graph:
-                tape.check_rows(len(losses))
-                with inexact(self.name, ADVICE):
-                    _prove(tape, trainable(model), losses, seed=0)
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, run: Callable[[Any], Tensor], batch: Any) -> None:
+        """A proof, if one is due or the model has built another kind of graph than those proved; or a check.
 
-    def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
-        """A proof, if one is due or the model has built another kind of graph than those proved; or a check."""
-        kinds = self._kinds.setdefault(model, Kinds())
-        is_due = self.schedule.count()
-        flags = tuple(module.training for module in model.modules())
-        several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
-        kind, now = (tape.functions, flags, several, layouts), self.schedule.calls
+        A proof is held on a few examples, which is cheap, where these give a graph of the same kind. Then one equation
+        for the whole batch is enough, and in later proofs of that kind none.
+        """
+        kinds, is_due, kind = self._kinds.setdefault(model, Kinds()), self.schedule.count(), _kind(model, tape, losses)
         is_new = kinds.is_new(*kind)
-        if not is_due and not is_new:
-            if self.schedule.needs_check:
-                self.schedule.begin()
-                with inexact(self.name, ADVICE):
-                    _prove(tape, trainable(model), losses, seed=now, thorough=False)
-                self.schedule.checked()
+        if not is_due and not is_new and not self.schedule.needs_check:
             return
         self.schedule.begin()
         refuse_foreign(losses, model)
+        seed, unproved = self.schedule.calls, None
         with inexact(self.name, ADVICE):
-            unproved = _prove(tape, trainable(model), losses, seed=now)
+            if is_due or is_new:
+                few = few_of(batch, len(losses))  # not on the tape
+                unproved = (
+                    self._prove_few(model, lambda: run(few), kind, seed, thorough=is_new) if len(losses) > 1 else None
+                )
+                thorough = unproved is None or len(losses) <= FEW
+                if thorough or is_new:
+                    unproved = _prove(tape, trainable(model), losses, seed=seed, thorough=thorough)
+            else:
+                _prove(tape, trainable(model), losses, seed=seed, thorough=False)
+        if unproved is None:
+            self.schedule.checked()
+            return
         self.proofs += 1
         kinds.add(*kind)
         self.schedule.proved(unproved, is_new=is_new)
 
+    def _prove_few(
+        self, model: nn.Module, run: Callable[[], Tensor], kind: tuple[Any, ...], seed: int, *, thorough: bool
+    ) -> frozenset[str] | None:
+        """What a proof on a few examples does not prove; None if their graph is of another kind than the batch's."""
+        with unchanged(model):
+            try:
+                tape, losses = _taped(model, run)
+            except (EngineError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # the loss does not take such a batch
+                return None
+            if not losses.isfinite().all():
+                return None
+            unproved = _prove(tape, trainable(model), losses, seed=seed, thorough=thorough)
+            return unproved if _kind(model, tape, losses) == kind else None
 
-ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
+
+def _taped(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+    tape = Tape(model)
+    with torch.enable_grad(), uncompiled(model), tape:
+        losses = as_loss_vector(run())
+    tape.check_rows(len(losses))
+    return tape, losses
+
+
+def _kind(model: nn.Module, tape: Tape, losses: Tensor) -> tuple[Any, ...]:
+    """By which graphs are told apart."""
+    flags = tuple(module.training for module in model.modules())
+    several = len(losses) > 1  # a single example cannot show that examples depend on each other
+    return tape.functions, flags, several, tuple(type(call.layout) for call in tape.calls)
 
 
 def _prove(
@@ -269,8 +256,8 @@ def _prove(
 ) -> frozenset[str]:
     """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove.
 
-    The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers' parts are
-    subtracted, and one direction.
+    The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers subtract theirs, and
+    one direction.
 
     thorough: with coefficients of single examples, and by structure
     """
@@ -288,13 +275,11 @@ def _prove(
     if thorough and len(losses) > 1 and _is_mixed(tape, losses, 1 + seed % (len(losses) - 1)):
         raise Inexact("a gradient leads from one example's loss to another example")
 
-    def see(part: Call | SmallGradients) -> None:
-        subtract(left, tape.derived.pull(part.gradient(c, ALL_ROWS)))
-
-    q = alignments(tape, losses, along, see, retain_graph=True)
+    sweep = Sweep(tape, -c, along, gradient=left)
+    sweep.run(losses, len(losses), retain_graph=True)
     require_zero(left, norms, tolerances)
     for equation in equations:
-        equation.require(q, _tolerance(tape, losses))
+        equation.require(sweep.alignment, tape.tolerance(losses))
     return unproved(norms, norms, tolerances)
 
 
@@ -314,7 +299,7 @@ def _is_mixed(tape: Tape, losses: Tensor, n: int) -> bool:
             call.close()
 
     try:
-        tape.backward(losses, see, scales=seeds, retain_graph=True)
+        tape.backward(losses, see, seeds, retain_graph=True)
     except RuntimeError:  # as by torch.autograd.set_detect_anomaly
         return False
     return bool(found) and bool(torch.stack(found).any())
@@ -327,7 +312,3 @@ def _tolerances(tape: Tape, losses: Tensor, names: Iterable[str]) -> dict[str, f
         for name in tape.derived.roots(call.names.values()) & dtypes.keys():
             dtypes[name] |= {call.dtype, tape.derived.parameters[name].dtype}
     return {name: TOLERANCE.of(its, is_cuda=losses.is_cuda) for name, its in dtypes.items()}
-
-
-def _tolerance(tape: Tape, losses: Tensor) -> float:
-    return TOLERANCE.of(tape.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)

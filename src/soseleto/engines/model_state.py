@@ -1,4 +1,4 @@
-"""What engines know of a model between passes: its buffers and random states, its shards, and values kept for it.
+"""What engines know of a model between passes: its buffers, attributes and random states, its settings and its shards.
 
 A model that ``fully_shard`` (FSDP2) has split over ranks has DTensors as parameters, of which each rank holds a part.
 For its forward and again for its backward a sharded module has whole, plain parameters under the same names.
@@ -10,13 +10,12 @@ import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cache
-from types import MethodType
-from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -24,10 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from soseleto.engines.interface import PerExampleLoss
-
 logger = logging.getLogger("soseleto")
-Value = TypeVar("Value")
 
 _is_capturing = torch.cuda.is_current_stream_capturing  # torch's own: ``as_if_recording`` replaces the name in torch
 
@@ -80,11 +76,12 @@ class Restore:
         if self._is_recording:
             return
         self._buffers = {name: b.clone() for name, b in model.named_buffers()}
-        self._attributes = [(vars(module), _copies(vars(module))) for module in model.modules()]
+        attributes = [vars(module) for module in model.modules()]
+        self._attributes = [
+            (own, {name: (v, _copy(v)) for name, v in own.items() if name not in _OF_MODULES}) for own in attributes
+        ]
         self._written: dict[nn.Parameter, Tensor] = {}
-        devices = {p.device for p in model.parameters() if p.is_cuda}
-        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
-        self._cpu, self._python = torch.get_rng_state(), random.getstate()
+        self._devices, self._random, self._python = _gpus(model), random_states(model), random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
         _restores.add(self)
 
@@ -97,8 +94,8 @@ class Restore:
     def __call__(self) -> None:
         if self._is_recording:
             return
-        torch.set_rng_state(self._cpu)
-        for device, state in self._cuda.items():
+        torch.set_rng_state(self._random[0])
+        for device, state in zip(self._devices, self._random[1:], strict=True):
             torch.cuda.set_rng_state(state, device)
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
@@ -112,6 +109,15 @@ class Restore:
                 b.data.copy_(kept)  # without a new version, which would invalidate graphs that hold it
         for p, values in self._written.items():
             p.data.copy_(values)
+
+
+def random_states(model: nn.Module) -> list[Tensor]:
+    """Of torch's generators, on the CPU and on the model's GPUs."""
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, _gpus(model))]
+
+
+def _gpus(model: nn.Module) -> list[torch.device]:
+    return list(dict.fromkeys(p.device for p in model.parameters() if p.is_cuda))
 
 
 _restores: WeakSet[Restore] = WeakSet()
@@ -151,12 +157,8 @@ def _place(value: Tensor) -> int | None:
         return None
 
 
-def _copies(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each attribute with a copy of what it holds, where that can change in place."""
-    return {name: (v, _copy(v)) for name, v in attributes.items() if name not in _OF_MODULES}
-
-
 def _copy(value: Any) -> Any:
+    """What an attribute holds, where that can change in place."""
     if isinstance(value, Tensor):
         return None if value.is_inference() else value.detach().clone()
     return copy(value) if type(value) in (list, dict, set, deque) else None
@@ -194,37 +196,7 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
-class PerModel(Generic[Value]):
-    """A value for a model and a loss, both referenced weakly.
-
-    It holds while the model's modules, their training flags and hooks and its trainable parameters stay the same.
-    """
-
-    def __init__(self) -> None:
-        self._values: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[_Reference, Value]]] = WeakKeyDictionary()
-
-    def get(self, model: nn.Module, loss: PerExampleLoss, condition: Hashable = None) -> Value | None:
-        kept = self._values.get(model)
-        entry = kept.get(_key(model, loss, condition)) if kept else None
-        # The id of an object that no longer exists may be that of another one.
-        return entry[1] if entry is not None and entry[0]() is not None else None
-
-    def keep(self, model: nn.Module, loss: PerExampleLoss, value: Value, condition: Hashable = None) -> None:
-        """Replace the value, and drop those whose loss no longer exists."""
-        alive = {key: entry for key, entry in self._values.get(model, {}).items() if entry[0]() is not None}
-        self._values[model] = {**alive, _key(model, loss, condition): (_weak(loss), value)}
-
-
-_Reference = Callable[[], PerExampleLoss | None]  # a weak reference: a loss may refer to the model
-
-
-def _key(model: nn.Module, loss: PerExampleLoss, condition: Hashable) -> Hashable:
-    """A bound method is a new object at every access, and known by its object and function."""
-    same = (id(loss.__self__), id(loss.__func__)) if isinstance(loss, MethodType) else id(loss)
-    return _settings(model), same, condition
-
-
-def _settings(model: nn.Module) -> Hashable:
+def settings(model: nn.Module) -> Hashable:
     """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
 
     def own(module: nn.Module) -> tuple[tuple[str, int], ...]:
@@ -235,10 +207,3 @@ def _settings(model: nn.Module) -> Hashable:
         return len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
 
     return tuple((type(module), module.training, hooks(module), own(module)) for module in model.modules())
-
-
-def _weak(loss: PerExampleLoss) -> _Reference:
-    try:
-        return WeakMethod(loss) if isinstance(loss, MethodType) else ref(loss)
-    except TypeError:  # an object without weak references
-        return lambda: loss

@@ -6,16 +6,17 @@ Every function here is linear in its parameters P: y = f(a; P). So for a directi
     gradient    Σ_j c_j ∂ℓ_j/∂P = f(a; ·)ᵀ (c δ)       the ordinary weight gradient, from scaled δ
 
 with a the layer's input and δ_j the gradient of ℓ_j at its output. Neither forms a per-example gradient. Parameters
-that are small compared with the activations (biases, a norm's weight) are treated differently: their per-example
-gradients are sums over δ and cheap, and alignment and gradient follow from them by one product each.
+that are small compared with the activations, y = x̂·scale + shift (biases, a norm's weight), are treated differently:
+their per-example gradients are sums over δ·x̂ and over δ, cheap, and alignment and gradient follow by one product each.
+
+A call that a rule does not fit is differentiated as it is (``functions.rule_for``).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ class Rule:
 
     arguments: the function's argument names, in order
     large: the parameter treated by ``tangent``, ``adjoint`` and ``gradient``
-    small: the parameters treated by ``per_example`` and ``spread``
+    scale, shift: the small parameters, of y = x̂·scale + shift
+    hat: the arguments and a to x̂; None: a itself
+    channels: whether scale and shift have one entry per channel (dimension 1), else they broadcast from the right
+    fits: whether the rule holds for a call with these arguments
     refuse: the reason why a call with these arguments cannot be treated example by example, or None
     tangent: a and G to f(a; G)
     adjoint: δ and G to f(·; G)ᵀδ, of a's shape; used instead of ``tangent`` where a is smaller than δ
     gradient: a, δ and the coefficients to the gradient of the large parameter
-    per_example: the gradients of the small parameters, one row per example, in float32 or better
     spread: calls the function with one copy of the small parameters per example, so that its ordinary backward gives
         their per-example gradients
     lowered: whether autocast runs the function in the lower precision
@@ -46,21 +49,55 @@ class Rule:
 
     arguments: tuple[str, ...]
     large: str | None = None
-    small: tuple[str, ...] = ()
+    scale: str | None = None
+    shift: str | None = None
+    hat: Callable[[Arguments, Tensor], Tensor] | None = None
+    channels: bool = False
+    fits: Callable[[Arguments], bool] = lambda _: True
     refuse: Callable[[Arguments], str | None] = lambda _: None
     tangent: Callable[[Arguments, Tensor, Tensor], Tensor] | None = None
     adjoint: Callable[[Tensor, Tensor], Tensor] | None = None
     gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], Tensor] | None = None
-    per_example: Callable[[Arguments, Tensor, Tensor], dict[str, Tensor]] | None = None
     spread: Callable[[Arguments, Tensor, dict[str, Tensor]], Tensor] | None = None
     lowered: bool = False
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        return self.small if self.large is None else (self.large, *self.small)
+    def small(self) -> list[str]:
+        return [name for name in (self.scale, self.shift) if name is not None]
+
+    @property
+    def parameters(self) -> list[str]:
+        return self.small if self.large is None else [self.large, *self.small]
+
+    @property
+    def keeps_input(self) -> bool:
+        return self.large is not None or self.scale is not None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+
+    def per_example(self, names: Iterable[str], arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        """The gradients of these small parameters, one row per example, in float32 or better."""
+        found = {}
+        for name in names:
+            values, shape = delta, arguments[name].shape
+            if name == self.scale:
+                values = delta * (a if self.hat is None else self.hat(arguments, a))
+            wide = (*shape, *[1] * (delta.ndim - 2)) if self.channels else shape
+            found[name] = _rows_to(values, wide).reshape(len(delta), *shape)
+        return found
+
+
+def _rows_to(x: Tensor, shape: Iterable[int]) -> Tensor:
+    """Each row of x, summed to a shape that broadcasts to it, in float32 or better."""
+    own = without_leading_ones(shape)
+    padded = [1] * (x.ndim - 1 - len(own)) + list(own)
+    summed, dtype = [dim for dim, size in enumerate(padded, 1) if size == 1], reductions_dtype(x.dtype)
+    return x.sum(summed, dtype=dtype) if summed else x.to(dtype)
+
+
+def without_leading_ones(shape: Iterable[int]) -> tuple[int, ...]:
+    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def scale(rows: Tensor, coefficients: Tensor | None) -> Tensor:
@@ -77,7 +114,7 @@ def _scale_one(a: Tensor, delta: Tensor, coefficients: Tensor | None) -> tuple[T
     return a, scale(delta, coefficients)
 
 
-# --- linear ---------------------------------------------------------------------------------------------------
+# --- linear layers and convolutions ---------------------------------------------------------------------------
 
 
 def _linear_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
@@ -85,89 +122,46 @@ def _linear_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficient
     return delta.reshape(-1, delta.shape[-1]).T @ a.reshape(-1, a.shape[-1])
 
 
-def _linear_bias(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-    dtype = reductions_dtype(delta.dtype)
-    if delta.ndim == 2:
-        return {"bias": delta.to(dtype)}
-    return {"bias": delta.reshape(len(delta), -1, delta.shape[-1]).sum(1, dtype=dtype)}
-
-
 LINEAR = Rule(
     ("input", "weight", "bias"),
     large="weight",
-    small=("bias",),
+    shift="bias",
     tangent=lambda arguments, a, direction: F.linear(a, direction),
     adjoint=lambda delta, direction: delta @ direction,
     gradient=_linear_gradient,
-    per_example=_linear_bias,
     lowered=True,
 )
 
 
-# --- convolutions ---------------------------------------------------------------------------------------------
+_SETTINGS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
-def _channel_bias(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-    return {"bias": delta.sum(list(range(2, delta.ndim)), dtype=reductions_dtype(delta.dtype))}
+def _convolution_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
+    a, delta = _scale_one(a, delta, coefficients)
+    weight = arguments["weight"]
+    if weight.dtype != delta.dtype:  # only its shape and memory format are read
+        weight = torch.empty_like(weight, dtype=delta.dtype)
+    *sizes, groups = (arguments.get(k, default) for k, default in _SETTINGS.items())
+    stride, padding, dilation = ([size] if isinstance(size, int) else size for size in sizes)
+    return torch.ops.aten.convolution_backward(
+        delta, a, weight, None, stride, padding, dilation, False, [0], groups, [False, True, False]
+    )[1]
 
 
-def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) -> Rule:
-    tail = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
-
-    def settings(arguments: Arguments) -> dict[str, Any]:
-        return {k: arguments[k] for k in ("stride", "padding", *tail) if k in arguments}
-
+def _convolution(call: Callable[..., Tensor]) -> Rule:
     def tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
-        return call(a, direction, None, **settings(arguments))
-
-    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
-        weight = arguments["weight"]
-        a, delta = _scale_one(a, delta, coefficients)
-        return torch.ops.aten.convolution_backward(
-            delta,
-            a,
-            weight if weight.dtype == delta.dtype else torch.empty_like(weight, dtype=delta.dtype),  # only its shape
-            None,
-            _tuple(arguments.get("stride", 1), dims),
-            _padding(arguments, weight, dims),
-            _tuple(arguments.get("dilation", 1), dims),
-            transposed,
-            _tuple(arguments.get("output_padding", 0), dims),
-            arguments.get("groups", 1),
-            [False, True, False],
-        )[1]
-
-    def refuse(arguments: Arguments) -> str | None:
-        is_known = _padding(arguments, arguments["weight"], dims) is not None
-        return None if is_known else "padding='same' with an even kernel pads more on one side"
+        return call(a, direction, None, **{k: arguments[k] for k in _SETTINGS if k in arguments})
 
     return Rule(
-        ("input", "weight", "bias", "stride", "padding", *tail),
+        ("input", "weight", "bias", *_SETTINGS),
         large="weight",
-        small=("bias",),
-        refuse=refuse,
+        shift="bias",
+        channels=True,
+        fits=lambda arguments: not isinstance(arguments.get("padding"), str),
         tangent=tangent,
-        gradient=gradient,
-        per_example=_channel_bias,
+        gradient=_convolution_gradient,
         lowered=True,
     )
-
-
-def _padding(arguments: Arguments, weight: Tensor, dims: int) -> tuple[int, ...] | None:
-    padding = arguments.get("padding", 0)
-    if padding == "valid":
-        return (0,) * dims
-    if padding == "same":
-        dilation = _tuple(arguments.get("dilation", 1), dims)
-        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        return None if any(total % 2 for total in totals) else tuple(total // 2 for total in totals)
-    return _tuple(padding, dims)
-
-
-def _tuple(value: Any, dims: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * dims
-    return tuple(value) * dims if len(value) == 1 else tuple(value)
 
 
 # --- embedding ------------------------------------------------------------------------------------------------
@@ -207,31 +201,7 @@ EMBEDDING = Rule(
 )
 
 
-# --- norms: y = x̂·weight + bias, with x̂ the normalised input ----------------------------------------------------
-
-
-def _over_channels(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
-    """Per-example gradients of a norm with one weight and bias per channel (dimension 1)."""
-
-    def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-        rows = delta.flatten(2) if delta.ndim > 2 else delta.unsqueeze(2)
-        x_hat, dtype = normalised(arguments, a).reshape(rows.shape), reductions_dtype(delta.dtype)
-        return {"weight": (rows * x_hat).sum(2, dtype=dtype), "bias": rows.sum(2, dtype=dtype)}
-
-    return per_example
-
-
-def _over_last(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
-    """Per-example gradients of a norm whose weight and bias have the shape of the last dimensions."""
-
-    def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-        shape, dtype = tuple(arguments["normalized_shape"]), reductions_dtype(delta.dtype)
-        rows = delta.reshape(len(delta), -1, math.prod(shape))
-        x_hat = normalised(arguments, a).reshape(rows.shape)
-        found = {"weight": (rows * x_hat).sum(1, dtype=dtype), "bias": rows.sum(1, dtype=dtype)}
-        return {name: value.reshape(-1, *shape) for name, value in found.items()}
-
-    return per_example
+# --- norms: x̂ is the normalised input --------------------------------------------------------------------------
 
 
 def _layer_hat(arguments: Arguments, a: Tensor) -> Tensor:
@@ -272,102 +242,56 @@ def _refuse_batch_norm(arguments: Arguments) -> str | None:
     return "BatchNorm in training mode mixes the examples of a batch" if arguments.get("training", False) else None
 
 
-LAYER_NORM = Rule(
-    ("input", "normalized_shape", "weight", "bias", "eps"), small=("weight", "bias"), per_example=_over_last(_layer_hat)
-)
-RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), small=("weight",), per_example=_over_last(_rms_hat))
+LAYER_NORM = Rule(("input", "normalized_shape", "weight", "bias", "eps"), scale="weight", shift="bias", hat=_layer_hat)
+RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), scale="weight", hat=_rms_hat)
 GROUP_NORM = Rule(
     ("input", "num_groups", "weight", "bias", "eps"),
-    small=("weight", "bias"),
-    per_example=_over_channels(_group_hat),
+    scale="weight",
+    shift="bias",
+    hat=_group_hat,
+    channels=True,
     spread=_group_norm_spread,
 )
 INSTANCE_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
-    small=("weight", "bias"),
-    per_example=_over_channels(_instance_hat),
+    scale="weight",
+    shift="bias",
+    hat=_instance_hat,
+    channels=True,
 )
 BATCH_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    small=("weight", "bias"),
+    scale="weight",
+    shift="bias",
+    hat=_batch_hat,
+    channels=True,
     refuse=_refuse_batch_norm,
-    per_example=_over_channels(_batch_hat),
 )
 
 
-# --- a bare parameter broadcast over the batch: position embeddings, class tokens, layer scales ---
+# --- a bare parameter broadcast over the batch: layer scales, RMSNorm in language models ---
 
 
-def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
-
-
-def _own(parameter: Tensor) -> Tensor:
-    """The parameter in the shape that it has within a row."""
-    return parameter.reshape(without_leading_ones(parameter.shape))
-
-
-def _sum_to(delta: Tensor, arguments: Arguments, coefficients: Tensor | None) -> Tensor:
-    other = arguments["other"]
-    return scale(delta, coefficients).sum_to_size(without_leading_ones(other.shape)).view(other.shape)
-
-
-def _rows_of(delta: Tensor, arguments: Arguments) -> dict[str, Tensor]:
-    """One gradient per row, in float32 or better."""
-    shape, dtype = arguments["other"].shape, reductions_dtype(delta.dtype)
-    own = without_leading_ones(shape)
-    padded = [1] * (delta.ndim - 1 - len(own)) + list(own)
-    summed = [dim for dim, size in enumerate(padded, 1) if size == 1]
-    rows = delta.sum(summed, dtype=dtype) if summed else delta.to(dtype)
-    return {"other": rows.reshape(len(delta), *shape)}
-
-
-def _refuse_broadcast(arguments: Arguments) -> str | None:
-    if set(arguments) - {"input", "other"}:
-        return f"{', '.join(sorted(set(arguments) - {'input', 'other'}))} is not supported there"
-    if not isinstance(arguments["input"], Tensor) or arguments["input"].ndim == 0:
-        return "the parameter is not combined with a batch there"
-    shape, parameter = arguments["input"].shape, arguments["other"].shape
-    if len(parameter) > len(shape) or (len(parameter) == len(shape) and parameter[0] != 1):
-        return "the parameter has a separate entry for each example of the batch"
-    return None
-
-
-ADD = Rule(
-    ("input", "other"),
-    large="other",
-    refuse=_refuse_broadcast,
-    gradient=lambda arguments, a, delta, c: _sum_to(delta, arguments, c),
-    tangent=lambda arguments, a, direction: _own(direction).clone(),  # the caller overwrites it
-)
-MULTIPLY = Rule(
-    ("input", "other"),
-    large="other",
-    refuse=_refuse_broadcast,
-    gradient=lambda arguments, a, delta, c: _sum_to(delta * a, arguments, c),
-    tangent=lambda arguments, a, direction: a * _own(direction),
-)
-_AS_SMALL: dict[str, Any] = {"large": None, "small": ("other",)}
-SMALL_ADD = replace(ADD, **_AS_SMALL, per_example=lambda arguments, a, delta: _rows_of(delta, arguments))
-SMALL_MULTIPLY = replace(MULTIPLY, **_AS_SMALL, per_example=lambda arguments, a, delta: _rows_of(delta * a, arguments))
-BROADCAST = (ADD, MULTIPLY, SMALL_ADD, SMALL_MULTIPLY)
 _SMALL = 8  # at most 1/8 of a row: such gradients are kept until the end of the backward, all together
 
 
-def broadcast_rule(rule: Rule, arguments: Arguments, rows: int) -> Rule:
-    """The form of ``ADD`` or ``MULTIPLY`` for a parameter of this size."""
-    is_small = arguments["other"].numel() * _SMALL * rows <= arguments["input"].numel()
-    return rule if not is_small else SMALL_ADD if rule is ADD else SMALL_MULTIPLY
+def _is_small(arguments: Arguments) -> bool:
+    """Whether ``other`` is small, and the same for every row of ``input``."""
+    x, parameter = arguments["input"], arguments["other"]
+    if len(arguments) > 2 or not isinstance(x, Tensor) or x.ndim == 0 or parameter.ndim > x.ndim:
+        return False
+    is_one_for_all = len(without_leading_ones(parameter.shape)) < x.ndim
+    return is_one_for_all and parameter.numel() * _SMALL * len(x) <= x.numel()
 
+
+ADD = Rule(("input", "other"), shift="other", fits=_is_small)
+MULTIPLY = Rule(("input", "other"), scale="other", fits=_is_small)
 
 RULES: dict[Any, Rule] = {
     F.linear: LINEAR,
-    F.conv1d: _convolution(F.conv1d, 1, transposed=False),
-    F.conv2d: _convolution(F.conv2d, 2, transposed=False),
-    F.conv3d: _convolution(F.conv3d, 3, transposed=False),
-    F.conv_transpose1d: _convolution(F.conv_transpose1d, 1, transposed=True),
-    F.conv_transpose2d: _convolution(F.conv_transpose2d, 2, transposed=True),
-    F.conv_transpose3d: _convolution(F.conv_transpose3d, 3, transposed=True),
+    F.conv1d: _convolution(F.conv1d),
+    F.conv2d: _convolution(F.conv2d),
+    F.conv3d: _convolution(F.conv3d),
     F.embedding: EMBEDDING,
     F.layer_norm: LAYER_NORM,
     F.rms_norm: RMS_NORM,

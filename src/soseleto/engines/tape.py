@@ -30,7 +30,7 @@ from soseleto.engines.functions import (
 from soseleto.engines.interface import is_differentiable
 from soseleto.engines.model_state import sharded_modules, writes_to_first
 from soseleto.engines.proof import Recorded
-from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule, broadcast_rule
+from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 # --- identities in the model's graph whose backward records the gradients that the tape is for ---
@@ -89,10 +89,6 @@ class Spread(torch.autograd.Function):
         return (None,) * (3 + len(gradients))
 
 
-_DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist}  # type: ignore[attr-defined]
-_ATTRIBUTES = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "shape", "ndim", "requires_grad")}
-
-
 class Tape(Recorded):
     """Records the calls of one forward pass of ``model``."""
 
@@ -106,13 +102,11 @@ class Tape(Recorded):
             if p.is_complex():
                 raise self._no_rule(name, "it is complex")
         self.sums = Sums()
-        self.leaves_graph = False  # whether the losses may depend on an example in a way that no gradient shows
         self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self.leaves_graph = self.leaves_graph or _leaves_graph(func, args, kwargs)
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
         found = self.derived.sort(func, args, kwargs)
@@ -179,17 +173,16 @@ class Tape(Recorded):
         if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and self.derived.is_trainable(args[0]):
             args = (args[1], args[0])  # the parameter comes first: p + x
         arguments = rule.bind(args, kwargs)
-        names, why = self._names(rule, arguments), rule.refuse(arguments)
-        if len(names) != len(mine) or (why and (rule is ADD or rule is MULTIPLY)):
-            return self._record_any(func, args, kwargs, mine, out)
-        if why:
+        names = self._names(rule, arguments)
+        if why := rule.refuse(arguments):
             raise self._no_rule(self.derived.key(mine[0]), why)
-        rows, a = out.shape[0] if out.ndim else 0, None if rule is ADD else arguments["input"].detach()
-        if rule is ADD or rule is MULTIPLY:
-            rule = broadcast_rule(rule, arguments, rows)
-        del arguments["input"]
-        version = 0 if a is None else a._version
-        return self._tap(out, Call(rule, arguments, names, a, version, rows, out.dtype))
+        if len(names) != len(mine) or not rule.fits(arguments):
+            if rule is ADD:  # of the data only the shape matters, and they need not be kept
+                args = tuple(x.new_zeros(()).expand_as(x) if self._is_data(x) else x for x in args)
+            return self._record_any(func, args, kwargs, mine, out)
+        data = arguments.pop("input").detach()
+        a, version = (data, data._version) if rule.keeps_input else (None, 0)
+        return self._tap(out, Call(rule, arguments, names, a, version, len(out) if out.ndim else 0, out.dtype))
 
     def _record_any(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Tensor
@@ -205,8 +198,11 @@ class Tape(Recorded):
 
     def _names(self, rule: Rule, arguments: Arguments) -> dict[str, str]:
         """The keys of the parameters among the arguments that the rule is for."""
-        given = ((k, arguments.get(k)) for k in rule.parameters)
-        return {k: self.derived.key(v) for k, v in given if v is not None and self.derived.is_trainable(v)}
+        taken = {k: arguments[k] for k in rule.parameters if k in arguments}
+        return {k: self.derived.key(v) for k, v in taken.items() if self.derived.is_trainable(v)}
+
+    def _is_data(self, value: object) -> bool:
+        return isinstance(value, Tensor) and not self.derived.is_trainable(value)
 
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
         """Call the function with a copy of its parameters for every example."""
@@ -248,16 +244,14 @@ class Tape(Recorded):
         for call in self.calls:
             if call.rows == rows:
                 continue
-            call.layout = self.sums.layout(call.shape, call.leading(), rows)
+            call.layout = self.sums.layout(call.shape, rows)
             if call.layout is None:
                 raise self._no_rule(
                     next(iter(call.names.values())),
                     f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",
                 )
 
-    def backward(
-        self, losses: Tensor, finish: Finish, *, scales: Tensor | None = None, retain_graph: bool = False
-    ) -> None:
+    def backward(self, losses: Tensor, finish: Finish, scales: Tensor, *, retain_graph: bool = False) -> None:
         """Back-propagate the losses; ``finish`` is called with each group of calls once its δ are complete.
 
         Source losses are not weighted here, so that an example of weight 0 still has an alignment and can recover.
@@ -268,7 +262,7 @@ class Tape(Recorded):
         torch.autograd.grad(
             losses,
             [self._anchor],
-            grad_outputs=torch.ones_like(losses) if scales is None else scales,
+            grad_outputs=scales,
             retain_graph=retain_graph,
             allow_unused=True,
         )
@@ -280,15 +274,6 @@ class Tape(Recorded):
         for call in self.calls:
             call.close()
             call.group = None
-
-
-def _leaves_graph(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call takes an activation out of the graph, or normalises by statistics of the batch."""
-    if func is F.batch_norm:
-        return bool(BATCH_NORM.bind(args, kwargs).get("training", False))
-    if func not in _DETACHING and torch.is_grad_enabled():
-        return False
-    return func not in _ATTRIBUTES and any(isinstance(value, Tensor) and value.requires_grad for value in args)
 
 
 def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,9 +23,8 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import change
 from soseleto.engines import Engine
 from soseleto.engines.interface import SourcePass, SourceStep
-from soseleto.engines.layerwise import TOLERANCE
 from soseleto.engines.model_state import is_shard, reshard, sharded_modules, unchanged, whole
-from soseleto.engines.proof import Recorded, Schedule
+from soseleto.engines.proof import TOLERANCE, Recorded, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import LossOf, Sharing
@@ -61,7 +60,6 @@ class ShardedSharing(Sharing):
         return torch.cat(losses)[: len(batch)], of_parameters  # examples of zeros come last
 
     def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
-        assert isinstance(step.coefficients, Tensor)
         schedule = self._proofs.setdefault(step.model, Schedule())
         if schedule.count() or schedule.needs_check:  # on all ranks at the same step
             self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)

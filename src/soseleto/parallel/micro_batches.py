@@ -89,7 +89,6 @@ class Sharing:
 
     def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
         """``engine.source_pass`` of the whole batch, whose coefficients are known beforehand."""
-        assert isinstance(step.coefficients, Tensor)
         parts = [
             engine.source_pass(replace(step, batch=part, coefficients=c))
             for part, c in self._weighted(step.batch, step.coefficients)

@@ -30,6 +30,7 @@ from soseleto.errors import EngineError, UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step, chain
 from soseleto.task.task import Task
 
+DECAY = 0.99  # of the running means over steps
 _SMALLEST_ERROR = 1e-4
 _INSTEAD = "leave last_layer out, or name layers with direction=running_mean(layers=...)"
 
@@ -46,6 +47,11 @@ class LastLayer:
     def used(self) -> Tensor:
         """(n, L): which rows the losses depend on; padding and unused positions have no residual."""
         return self.residuals.ne(0).any(-1)
+
+    @property
+    def labels(self) -> Tensor:
+        """softmax(z) − r of the rows that are used, (·, K): one label each, where the losses are cross-entropies."""
+        return (self.outputs.softmax(-1) - self.residuals)[self.used]
 
     def rows(self, part: slice) -> LastLayer:
         return LastLayer(self.inputs[part], self.outputs[part], self.residuals[part])
@@ -73,7 +79,6 @@ class last_layer(Piece):
     """Alignments of the last layer in place of the engine's: in ``alignment`` for the weights, in ``scores`` for those.
 
     forms: changes of coordinates, in order; none is the exact alignment over the layer's weight.
-    decay: of the running mean of the target's r hᵀ.
 
     Example:
         >>> from soseleto import Soseleto
@@ -83,21 +88,18 @@ class last_layer(Piece):
     """
 
     forms: tuple[Form, ...]
-    decay: float = 0.99
 
     slot: ClassVar[str] = "alignment"
     reads_layer: ClassVar[bool] = True
 
-    def __init__(self, *forms: Form, decay: float = 0.99) -> None:
+    def __init__(self, *forms: Form) -> None:
         object.__setattr__(self, "forms", forms)
-        object.__setattr__(self, "decay", decay)
         for form in forms:
             if not isinstance(form, Form):
                 raise UsageError(f"last_layer takes forms such as centred() or at_temperature(4.0), got {form!r}.")
-        _require_decay(decay)
 
     def __repr__(self) -> str:
-        return f"last_layer({', '.join([*map(repr, self.forms), f'decay={self.decay}'])})"
+        return f"last_layer({', '.join(map(repr, self.forms))})"
 
     def init(self, task: Task) -> State:
         if task.target_head:
@@ -110,7 +112,7 @@ class last_layer(Piece):
         self._average(sides["target"], state, step)
         source = sides["source"]
         q = (torch.matmul(source.inputs, state["mean"]["gradient"].T) * source.residuals).sum((1, 2))
-        correction = (1.0 - torch.pow(self.decay, state["batches"])).reciprocal() if self.decay else 1.0
+        correction = (1.0 - torch.pow(DECAY, state["batches"])).reciprocal()
         return replace(value, q=q * correction, unit=1.0, evidence=None)
 
     def _average(self, target: LastLayer, state: State, step: Step) -> None:
@@ -118,7 +120,7 @@ class last_layer(Piece):
         product = torch.matmul(target.residuals.flatten(0, 1).T, target.inputs.flatten(0, 1))
         of_batch = step.task.sharing.sum(product) / step.target.total
         mean = state["mean"].setdefault("gradient", torch.zeros_like(of_batch))
-        mean.lerp_(of_batch, 1.0 - self.decay)
+        mean.lerp_(of_batch, 1.0 - DECAY)
         state["batches"].add_(1)
 
     def refresh(self, state: State) -> None:
@@ -148,13 +150,8 @@ class centred(Form):
     agreement of the labels alone; what distinguishes examples is in the remainder.
     """
 
-    decay: float = 0.99
-
-    def __post_init__(self) -> None:
-        _require_decay(self.decay)
-
     def update(self, sides: Sides, state: State, step: Step) -> Sides:
-        m = _running(state, "mean", _mean(sides["source"], step), self.decay)
+        m = _running(state, "mean", _mean(sides["source"], step))
         return {side: replace(layer, inputs=layer.inputs - m) for side, layer in sides.items()}
 
 
@@ -168,17 +165,15 @@ class whitened(Form):
     """
 
     shrink: float = 0.1
-    decay: float = 0.99
 
     def __post_init__(self) -> None:
-        _require_decay(self.decay)
         if not self.shrink > 0:
             raise UsageError(f"shrink of whitened must be above 0, got {self.shrink}: 0.1 is a good first value.")
 
     def update(self, sides: Sides, state: State, step: Step) -> Sides:
         source = sides["source"]
-        m = _running(state, "mean", _mean(source, step), self.decay)
-        _running(state, "covariance", _covariance(source, m, step), self.decay)
+        m = _running(state, "mean", _mean(source, step))
+        _running(state, "covariance", _covariance(source, m, step))
         if "factor" not in state:
             state["factor"] = torch.zeros_like(state["covariance"]["sum"])
             self.refresh(state)
@@ -231,7 +226,7 @@ class at_temperature(Form):
 
 def _require_cross_entropy(target: LastLayer) -> None:
     """Raise unless softmax(z) − r is a label: entries from 0 to 1 with a sum of 1, one of them at least a half."""
-    label = (target.outputs.softmax(-1) - target.residuals)[target.used]
+    label = target.labels
     largest, sums = label.amax(-1), label.sum(-1)
     fine = (label.amin(-1) > -0.05) & (largest > 0.45) & (largest < 1.05) & ((sums - 1.0).abs() < 0.05)
     if not bool(fine.all()):
@@ -256,11 +251,6 @@ class without_own_error(Form):
         return {**sides, "source": replace(source, residuals=residuals)}
 
 
-def _require_decay(decay: float) -> None:
-    if not 0.0 <= decay < 1.0:
-        raise UsageError(f"decay of a running mean must lie in [0, 1), got {decay}: 0 takes each batch's own.")
-
-
 def _mean(layer: LastLayer, step: Step) -> Tensor:
     """The mean input over the whole batch's rows that are used, (d,)."""
     used = layer.used.to(layer.inputs.dtype)
@@ -275,12 +265,12 @@ def _covariance(layer: LastLayer, mean: Tensor, step: Step) -> Tensor:
     return total / step.task.sharing.sum(used.sum()).clamp_min(1.0)
 
 
-def _running(state: State, name: str, new: Tensor, decay: float) -> Tensor:
+def _running(state: State, name: str, new: Tensor) -> Tensor:
     """The exponential moving average after this batch, corrected for its start."""
     if name not in state:
         state[name] = {"sum": torch.zeros_like(new), "weight": torch.zeros((), dtype=new.dtype, device=new.device)}
-    state[name]["sum"].lerp_(new, 1.0 - decay)
-    state[name]["weight"].mul_(decay).add_(1.0 - decay)
+    state[name]["sum"].lerp_(new, 1.0 - DECAY)
+    state[name]["weight"].mul_(DECAY).add_(1.0 - DECAY)
     return _corrected(state[name])
 
 
@@ -372,8 +362,8 @@ def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
 
 
 def _are_scores(last: LastLayer) -> bool:
-    """Whether the losses are cross-entropies of one row each of the layer's outputs: softmax(z) − r is a label."""
-    read = (last.outputs.softmax(-1) - last.residuals)[last.used].float()
+    """Whether the losses are cross-entropies of one row each of the layer's outputs."""
+    read = last.labels.float()
     labels = torch.eye(read.shape[-1], dtype=read.dtype, device=read.device)[read.argmax(-1)]
     return len(read) == int(last.used.any(1).sum()) and torch.allclose(read, labels, atol=0.05)
 

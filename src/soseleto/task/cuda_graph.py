@@ -4,7 +4,7 @@ Methods need not know about it. The state of a method with several kinds of step
 next step. Batches of another shape, such as texts padded to another length, have a graph of their own; beyond ``MOST``
 graphs their steps run without one. So does a monitored step, and one in which the state's engine is to be proved: a
 recording that comes to a proof is given up, and the next step of its kind is recorded. When the state has replaced its
-engine, its steps are recorded again. Steps before the recording run as if it had begun, since some models then take
+engine, its steps are of another kind. Steps before the recording run as if it had begun, since some models then take
 another path (those of transformers make every mask): it is the path that the engine is proved on.
 
 A recording repeats what the host has decided once. So a model that draws random numbers on the host, as for dropped
@@ -45,7 +45,6 @@ class _Recorded:
     target: Batch
     rates: list[Tensor]
     numbers: dict[str, Tensor]
-    engine: str | None  # that computed the alignments
 
     def replay(self, source: Batch, target: Batch, groups: list[dict[str, Any]]) -> dict[str, Tensor]:
         _fill(self.source, source)
@@ -81,12 +80,11 @@ class CapturedStep:
             self._give_up("a CUDA graph needs an optimizer made with capturable=True")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        kind = getattr(self._state, "kind", None), _shapes(source), _shapes(target), attributes(self._model)
+        settings = getattr(self._state, "kind", None), self._engine_name, attributes(self._model)
+        kind = *settings, _shapes(source), _shapes(target)
         self._calls[kind] += 1
         if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
             return self._run(source, target, monitor=monitor)
-        if kind in self._recorded and self._recorded[kind].engine != self._engine_name:
-            self._recorded.clear()  # the engine was replaced
         if kind not in self._recorded and not (len(self._recorded) < MOST and self._capture(kind, source, target)):
             return self._run(source, target)
         numbers = self._recorded[kind].replay(source, target, self._groups)
@@ -113,19 +111,23 @@ class CapturedStep:
 
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
+        schedule = self._proofs
+        calls, schedule.recording = schedule.calls, True
         try:
-            rates_on_device = _rates_on_device(self._groups, source.index.device)
-            with self._no_proofs(), rates_on_device as rates, recording(graph, self._pool):
+            with _rates_on_device(self._groups, source.index.device) as rates, recording(graph, self._pool):
                 numbers = self._eager(source, target)
-        except ProofDue:
+        except ProofDue:  # the call that came to it is not counted
             torch.cuda.synchronize()
+            schedule.calls = calls
             return False
         except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
             self._give_up(f"they cannot be captured as a CUDA graph ({first_line(error)})")
             return False
+        finally:
+            schedule.recording = False
         self._advance(-1)  # recording takes no step
-        self._recorded[kind] = _Recorded(graph, source, target, rates, numbers, self._engine_name)
+        self._recorded[kind] = _Recorded(graph, source, target, rates, numbers)
         return True
 
     def _advance(self, steps: int) -> None:
@@ -134,19 +136,6 @@ class CapturedStep:
             self._state.advance(steps)
         if (schedule := self._proofs).calls > 0:
             schedule.calls += steps
-
-    @contextlib.contextmanager
-    def _no_proofs(self) -> Iterator[None]:
-        """Inside, a proof that is due raises ``ProofDue``, and the call that came to it is not counted."""
-        schedule = self._proofs
-        calls, schedule.recording = schedule.calls, True
-        try:
-            yield
-        except ProofDue:
-            schedule.calls = calls
-            raise
-        finally:
-            schedule.recording = False
 
     @property
     def _engine_name(self) -> str | None:

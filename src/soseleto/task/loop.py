@@ -147,13 +147,5 @@ def _zero_unless_finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     values = [g for g in gradients.values() if g.numel()]
     if not values:
         return gradients
-    keep = _largest(values) < torch.inf
-    zeros = {dtype: keep.new_zeros((), dtype=dtype) for dtype in {g.dtype for g in gradients.values()}}
-    return {name: torch.where(keep, g, zeros[g.dtype]) for name, g in gradients.items()}
-
-
-def _largest(values: list[Tensor]) -> Tensor:
-    """The largest absolute value; NaN if there is one."""
-    if len(values) == 1:
-        return torch.linalg.vector_norm(values[0], torch.inf)
-    return torch.nn.utils.get_total_norm(values, torch.inf)
+    keep = torch.nn.utils.get_total_norm(values, torch.inf) < torch.inf
+    return {name: torch.where(keep, g, 0.0) for name, g in gradients.items()}
