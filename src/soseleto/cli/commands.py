@@ -230,10 +230,7 @@ def fit(
     ] = None,
     labels_before: Annotated[
         str | None,
-        SUSPECTS(
-            metavar="COLUMN|FILE",
-            help="The target's labels before they were checked: a column of its table, or a table.",
-        ),
+        SUSPECTS(metavar="COLUMN", help="Column of the target's table with its labels from before a check."),
     ] = None,
     config: Config = None,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from soseleto.data import Augment, Pair, Reading, Views, check_mode, column_of, read_labels_before
+from soseleto.data import Augment, Pair, Reading, Views, check_mode
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.data.views import AnyViews
@@ -38,7 +38,7 @@ IN_TABLES = {
     "method": ("method", "name"),
     "probes": ("probes", "share"),
     "suspect_precision": ("probes", "precision"),
-    "labels_before": ("probes", "labels_before"),
+    "labels_before": ("reading", "before_column"),
     "label_column": ("reading", "label_column"),
     "text_column": ("reading", "text_columns"),
     "group_column": ("reading", "group_column"),
@@ -156,7 +156,7 @@ class FitOptions:
     # What ``compare`` takes
 
     def reading(self) -> Reading:
-        """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
+        """With the tokenizer of a pretrained text model."""
         reading = self.table("reading", Reading)
         reads_texts = is_pretrained(self.model or "") and self.source.suffix.lower() in SUFFIXES
         longest = self.config.get("pretrained", {}).get("max_tokens")
@@ -173,18 +173,14 @@ class FitOptions:
                     f"max_tokens must be from {SHORTEST} to {text.longest} with this model, got {longest}."
                 )
             tokenizer = Tokenizer(text.tokenizer, longest or min(LONGEST, text.longest), text.pad)
-            reading = replace(reading, tokenizer=tokenizer)
-        elif longest is not None:
+            return replace(reading, tokenizer=tokenizer)
+        if longest is not None:
             raise UsageError("max_tokens has no effect without a pretrained text model: add --model hf:FOLDER_OR_ID.")
-        if self.labels_before is None:
-            return reading
-        return replace(reading, before_column=column_of(self.labels_before, self.target.expanduser(), reading))
+        return reading
 
     def labels_before_of(self, pair: Pair) -> Tensor | None:
-        """As given, else the labels of target examples that also lie in the source."""
-        if self.labels_before is None:
-            return found_before(pair.labels_before, pair.target)
-        return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
+        """Of the column that is named, else those of target examples that also lie in the source."""
+        return found_before(pair.labels_before, pair.target) if self.labels_before is None else pair.labels_before
 
     def probes_of(self, pair: Pair, default: Probes) -> Probes:
         share = default.share if self.probes is None else self.probes

@@ -45,6 +45,8 @@ _UNIQUE = 0.5  # share of different words among the present ones, above which th
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
 _ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
+# The names that pandas gives an index without one: in a CSV file, after reading it back, and in Parquet.
+INDEX = re.compile(r"(Unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__)?")
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 _SHOWN = 3  # values of a column in the plan
 _LONGEST = 24  # characters of a value in the plan
@@ -219,6 +221,8 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     if name in chosen:
         kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
         return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
+    if INDEX.fullmatch(name):
+        return Kind(LEFT_OUT, "it is the index of pandas")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
     values = numbers(column).values[~np.isnan(numbers(column).values)] if is_number(column) else None

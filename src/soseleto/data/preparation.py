@@ -304,7 +304,7 @@ def _require_columns(raws: Sequence[Raw], preparation: Preparation, reading: Rea
         names, known = raw.table.column_names, {*raws[0].table.column_names, *reading.drop_columns}
         if missing := [column for column in preparation.used if column not in names]:
             faults.append(f"the {raw.name} table lacks {some(missing)}")
-        extra = [column for column in names if column not in known]
+        extra = [column for column in names if column not in known and not cells.INDEX.fullmatch(column)]
         if extra and isinstance(preparation, TablePreparation):
             faults.append(f"the {raw.name} table also has {some(extra)}")
     if faults:

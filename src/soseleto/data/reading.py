@@ -177,6 +177,7 @@ class Raw:
     ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
+    before: Names | Tensor | None = None  # of a target: the labels from before a check
     paths: tuple[str, ...] | None = None
     groups: Tensor | None = None  # as of Examples
     texts: bool = False  # the inputs are tokens
