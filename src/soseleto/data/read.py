@@ -17,13 +17,13 @@ from torch import Tensor
 
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
-from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
+from soseleto.data.arrays import inputs_of, labels_of, read_npz
 from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.groups import with_groups
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import number_labels
-from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
+from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
@@ -123,7 +123,7 @@ def as_example_set(data: Any, *, name: str, preparation: Preparation | None = No
     """Data in memory, or a Dataset that is read again in every epoch (``LazyDataset``)."""
     if isinstance(data, LazyDataset):
         return data.named(name)
-    if _is_dataset(data) and not fits_memory(data, name=name):
+    if _is_dataset(data) and not fits_memory(data):
         return LazyDataset(data).named(name)
     return as_examples(data, name=name, preparation=preparation)
 
@@ -186,7 +186,7 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
         what = f"the {name} frame"
         return tables.from_table(tables.frame_table(data), name=name, reading=reading, folder=None, what=what)
     if _is_dataset(data):
-        return _from_pair(*stack_dataset(data, name=name), name)
+        return _from_pair(*read_into_memory(data, name=name), name)
     raise UsageError(
         f"the {name} is a {type(data).__name__}: give a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a "
         "pair (inputs, labels), a map-style Dataset of (input, label), a data frame or Examples."
