@@ -220,11 +220,10 @@ def shape_for(source: Raw, reading: Reading) -> Shape | None:
     Defaults: the size of the source images if it is the same for all and no side is above 224, else a square with
     the median of the shorter sides, at most 224; grey if all source images are grey.
     """
-    if source.inputs is not None:
-        if not isinstance(source.inputs, Tensor) or source.inputs.ndim != 4:
-            return None
-        return (int(source.inputs.shape[1]), int(source.inputs.shape[2]), int(source.inputs.shape[3]))
-    images: Sequence[Any] = source.files if source.files is not None else source.images or ()
+    if source.images is None:
+        inputs = source.inputs
+        return (*inputs.shape[1:],) if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
+    images = source.images
     headers = []
     for row in range(0, len(images), max(1, len(images) // _SAMPLED)):
         try:
@@ -258,11 +257,11 @@ def pixels_of(
     raw: Raw, shape: Shape, reading: Reading, progress: Progress | None = None
 ) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
-    if raw.files is not None:
-        inputs, bad = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
-        bad = [(row, why) for row, why in bad if raw.files[row]]
+    assert raw.images is not None
+    if raw.paths is not None:
+        inputs, bad = decoded(raw.images, shape, cache=reading.cache, workers=reading.workers, progress=progress)
+        bad = [(row, why) for row, why in bad if raw.images[row]]
     else:
-        assert raw.images is not None
         inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
         bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
@@ -273,7 +272,7 @@ def pixels_of(
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
     kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
-    names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
+    names = some([raw.paths[row] if raw.paths else f"image {raw.id_of(row)}" for row in rows])
     text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
     return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))
 
@@ -291,39 +290,32 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
-    files = {c: sorted(_files(folder, c, allow_outside=reading.allow_outside)) for c in classes}
-    paths = {c: list(filter(is_image, files[c])) for c in classes}
-    ids = [path for c in classes for path in paths[c]]
-    top = sorted(one.name for one in os.scandir(folder) if one.is_file() and not one.name.startswith("."))
-    loose = list(filter(is_image, top))
-    other = [escaped(file) for file in (*top, *(file for c in classes for file in files[c])) if not is_image(file)]
-    if not labelled:
-        ids = sorted([*ids, *loose])
+    inside = [path for c in classes for path in sorted(_files(folder, c, allow_outside=reading.allow_outside))]
+    beside = sorted(each.name for each in os.scandir(folder) if each.is_file() and not each.name.startswith("."))
+    ids = list(filter(is_image, inside if labelled else sorted([*inside, *beside])))
     if not ids:
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
         raise DataError(f"no images below {folder} of the {name}: put .jpg, .jpeg, .png ... files {place}.")
-    problems = []
-    if labelled and loose:
-        named = some(list(map(escaped, loose)))
-        text = f"{counted(len(loose), 'image')} beside the class folders, not in one ({named}): not used."
+    problems, known = [], set(ids)
+    if unused := [escaped(path) for path in (*beside, *inside) if path not in known]:
+        why = "since Pillow does not read them as images, or they are beside the class folders"
+        text = f"{counted(len(unused), 'file is', 'files are')} not used, {why} ({some(unused)})."
         problems.append(Problem(name, "not read", text, stops=False))
-    if other:
-        text = f"{counted(len(other), 'file')} that Pillow does not read as images ({some(other)}): not used."
-        problems.append(Problem(name, "not read", text, stops=False))
-    if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
+    class_of = [path.partition("/")[0] for path in ids]
+    if labelled and (empty := [escaped(c) for c in classes if c not in class_of]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
     if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
         text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
         problems.append(Problem(name, "outside", text, tuple(outsiders)))
-    full = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
-        files=full,
+        Names(tuple(map(escaped, class_of))) if labelled else torch.zeros(len(ids)).long(),
+        images=files,
         ids=tuple(map(escaped, ids)),
-        paths=tuple(map(escaped, full)),
+        paths=tuple(map(escaped, files)),
         problems=tuple(problems),
     )
 

@@ -362,10 +362,10 @@ def _inputs(
         receipt.report(strict=strict)
         return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
     if image_files.is_image(path) and path.is_file():
-        raw = Raw("input", torch.zeros(1, dtype=torch.int64), files=(str(path),))
+        raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(escaped(str(path)),))
     else:
         raw = _from_path(path, "input", reading, labelled=False)
-    if raw.table is not None or (raw.files is not None and len(shape) != 3):
+    if raw.table is not None or (raw.images is not None and len(shape) != 3):
         kind = "a table" if raw.table is not None else "images"
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
     image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
@@ -373,5 +373,5 @@ def _inputs(
     _raise_or_log([replace(problem, stops=problem.stops or strict) for problem in problems])
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
-    names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
+    names = raw.paths or tuple(f"{path}:{row}" for row in range(len(examples)))
     return Inputs(names, examples.inputs, torch.ones(len(names), dtype=torch.bool))

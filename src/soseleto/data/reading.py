@@ -164,16 +164,13 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Raw:
-    """One data set before its labels are numbered; exactly one of ``inputs``, ``table``, ``files`` and ``images`` is
-    set.
-    """
+    """One data set before its labels are numbered; exactly one of ``inputs``, ``table`` and ``images`` is set."""
 
     name: str  # "source", "target", "test" or "unlabelled set", for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared
-    files: tuple[str, ...] | None = None
-    images: Sequence[Any] | None = None  # Pillow images, opened on access
+    images: Sequence[Any] | None = None  # Pillow images, opened on access, or files, of which paths is then set
     ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None

@@ -364,7 +364,7 @@ def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path 
     ]
     unread = {*missing, *left}  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(raw, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
+    return replace(raw, images=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
 
 
 def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:
