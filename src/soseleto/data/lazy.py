@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
@@ -196,15 +196,6 @@ class LazyDataset:
             dataset=Subset(self.dataset, places),
             ids=tuple(self.id_of(i) for i in places),
             _labels=None if self._labels is None else self._labels[places],
-        )
-
-    def followed_by(self, others: ExampleSet, labels: Tensor, ids: Sequence[str]) -> Self:
-        """These examples, then others with labels of their own; items of both go through ``collate_fn`` together."""
-        like = self.dataset[0]
-        return self._with(
-            dataset=ConcatDataset([self.dataset, _Relabelled(others, labels, like)]),
-            ids=(*map(self.id_of, range(len(self))), *ids),
-            _labels=torch.cat([self.labels, labels.cpu()]),
         )
 
     def fingerprint(self) -> str:
@@ -387,27 +378,6 @@ def _tensors(inputs: Any) -> Any:
     if isinstance(inputs, list) and all(isinstance(value, int | float) for value in inputs):
         return torch.tensor(inputs)
     return pytree.tree_map(lambda leaf: tensor_of(leaf) if hasattr(leaf, "__array_interface__") else leaf, inputs)
-
-
-class _Relabelled(Dataset[Any]):
-    """The items of a set with other labels, in the form of the item ``like``."""
-
-    def __init__(self, examples: ExampleSet, labels: Tensor, like: Any) -> None:
-        self._examples, self._labels = examples.to("cpu"), labels.cpu()
-        self._label_key = next((key for key in LABELS if key in like), None) if isinstance(like, Mapping) else None
-        self._as_tensors = isinstance(parted(like, name="source")[1], Tensor)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, at: int) -> Any:
-        if isinstance(self._examples, LazyDataset):
-            inputs, _ = parted(self._examples.dataset[at], name="target")
-        else:
-            assert isinstance(self._examples, Examples)
-            inputs = structure.change(lambda tensor: tensor[at], self._examples.inputs)
-        label = self._labels[at] if self._as_tensors else int(self._labels[at])
-        return (inputs, label) if self._label_key is None else {**inputs, self._label_key: label}
 
 
 def _checked(batch: Any) -> Any:
