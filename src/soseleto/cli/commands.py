@@ -192,9 +192,6 @@ def fit(
     train: Annotated[
         str | None, TRAINING(metavar="all|head|last:N", help="Parts of a pretrained image model to train.")
     ] = None,
-    lora: Annotated[
-        int | None, TRAINING(metavar="RANK", help="Train LoRA adapters of a pretrained image model.")
-    ] = None,
     epochs: Annotated[int | None, TRAINING(help=f"Passes over the source. {BY_MODEL}")] = None,
     batch_size: Annotated[int | None, TRAINING(help=f"Source examples per step. {BY_MODEL}")] = None,
     lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None,

@@ -45,7 +45,6 @@ IN_TABLES = {
     "drop_column": ("reading", "drop_columns"),
     "image_size": ("reading", "image_size"),
     "train": ("pretrained", "train"),
-    "lora": ("pretrained", "lora"),
 }
 TABLES = ("method", "optimizer", "augment", "reading", "probes", "compute", "checkpoints", "pretrained")
 open_text = lru_cache(maxsize=2)(open_text_model)
@@ -103,7 +102,6 @@ class FitOptions:
     method: str = "plain"
     model: str | None = None
     train: str | None = None
-    lora: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
     lr: float | None = None
@@ -241,14 +239,14 @@ class FitOptions:
     def pretrained(self, model: str, pair: Pair) -> PretrainedOptions | None:
         """Of a pretrained network for images; None for another model, where these options have no effect."""
         table = {key: value for key, value in self.config.get("pretrained", {}).items() if key != "max_tokens"}
-        asked = of_table(PretrainedOptions, table, "pretrained", train=self.train, lora=self.lora)
+        asked = of_table(PretrainedOptions, table, "pretrained", train=self.train)
         if is_pretrained(model) and not isinstance(pair.preparation, TextPreparation):
             size = self.table("reading", Reading).image_size
             return replace(asked, size=size if isinstance(size, int) else None)
         if asked != PretrainedOptions():
             wrong = "reads texts" if is_pretrained(model) else "is not a pretrained one"
             raise UsageError(
-                f"--train, --lora and [pretrained] are for pretrained networks that read images, and {model} {wrong}: "
+                f"--train and [pretrained] are for pretrained networks that read images, and {model} {wrong}: "
                 "leave them out."
             )
         return None
