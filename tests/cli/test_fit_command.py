@@ -94,7 +94,7 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
         (["--model", "gone.py:make"], "there is no file gone.py"),
         (
             ["--model", "quick", "--train", "head"],
-            "are for pretrained networks that read images, and quick is not a pret",
+            "are for pretrained networks that read images, and quick is",
         ),
         (["--labels-before", "was"], "has no column 'was' for before_column"),
         (["--labels-before", "was", "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
