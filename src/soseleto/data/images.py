@@ -126,19 +126,9 @@ def _reason(error: BaseException) -> str:
     return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def decoded(
-    files: Sequence[str],
-    shape: Shape,
-    *,
-    cache: Path | str | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Decoded:
-    """All files decoded into one array, from the cache if possible.
-
-    workers: number of threads; by default one for each core
-    """
-    root = storage.cache_root(cache)
+def decoded(files: Sequence[str], shape: Shape, progress: Progress | None = None) -> Decoded:
+    """All files decoded into one array, from the cache if possible."""
+    root = storage.cache_root()
     entry = root / _key(files, shape)
     if not entry.is_dir():
         root.mkdir(parents=True, exist_ok=True)
@@ -147,7 +137,7 @@ def decoded(
         aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
         try:
             array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
-            failed = _fill(array, files, range(len(files)), shape, workers, progress)
+            failed = _fill(array, files, range(len(files)), shape, progress)
             array.flush()
             (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
             if not entry.is_dir():  # else another process was faster
@@ -159,7 +149,7 @@ def decoded(
         rows = json.loads((entry / "bad.json").read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
-    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape, workers))
+    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape))
 
 
 def _key(files: Sequence[str], shape: Shape) -> str:
@@ -180,8 +170,8 @@ def _fill(
     images: Sequence[Any],
     rows: Iterable[int],
     shape: Shape,
-    workers: int | None,
     progress: Progress | None = None,
+    workers: int | None = None,
 ) -> Bad:
     """Decode these rows into the array; returns those that cannot be, and why."""
 
@@ -253,17 +243,15 @@ def _header(image: Any) -> tuple[int, int, bool]:
     return height, width, image.mode not in _GREY
 
 
-def pixels_of(
-    raw: Raw, shape: Shape, reading: Reading, progress: Progress | None = None
-) -> tuple[Tensor, list[Problem]]:
+def pixels_of(raw: Raw, shape: Shape, progress: Progress | None = None) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     assert raw.images is not None
     if raw.paths is not None:
-        inputs, bad = decoded(raw.images, shape, cache=reading.cache, workers=reading.workers, progress=progress)
+        inputs, bad = decoded(raw.images, shape, progress)
         bad = [(row, why) for row, why in bad if raw.images[row]]
     else:
         inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
-        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
+        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, workers=1)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     for row, why in bad:
         rows_by_reason.setdefault(why, []).append(row)

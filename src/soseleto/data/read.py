@@ -49,12 +49,16 @@ class Pair:
     test: Examples | None
     problems: tuple[Problem, ...] = ()
     dropped: tuple[Problem, ...] = ()
-    columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
     copies: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
     unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of a table's stored numbers."""
+        return None if self.preparation is None else self.preparation.names
 
 
 def read_pair(
@@ -98,7 +102,6 @@ def read_pair(
         kept.get("test"),
         (*problems, *groups),
         dropped,
-        columns=None if preparation is None else preparation.names,
         labels_before=before,
         copies=copies,
         checked=checked,
@@ -143,7 +146,7 @@ def as_examples(
     raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
-    examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
+    examples, problems = _decoded(raws[0], shape_for(raws[0], reading))
     _raise_or_log(problems)
     return examples
 
@@ -263,7 +266,7 @@ def _read(
     sets: dict[str, Examples] = {}
     problems: list[Problem] = []
     for raw in raws:
-        sets[raw.name], its = _decoded(raw, shape, reading, progress)
+        sets[raw.name], its = _decoded(raw, shape, progress)
         problems += its
     _check_shapes(sets)
     before = raws[1].before.tolist() if isinstance(raws[1].before, Tensor) else []
@@ -275,15 +278,13 @@ def _read(
     )
 
 
-def _decoded(
-    raw: Raw, shape: Shape | None, reading: Reading, progress: Progress | None = None
-) -> tuple[Examples, list[Problem]]:
+def _decoded(raw: Raw, shape: Shape | None, progress: Progress | None = None) -> tuple[Examples, list[Problem]]:
     """The usable examples, and the problems of the others."""
     inputs, problems = raw.inputs, list(raw.problems)
     if inputs is None:
         if shape is None:
             raise DataError(f"the {raw.name} has images but the source has features: give both the same kind.")
-        inputs, unreadable = pixels_of(raw, shape, reading, progress)
+        inputs, unreadable = pixels_of(raw, shape, progress)
         problems += unreadable
     labels = raw.labels
     assert isinstance(labels, Tensor)
@@ -369,7 +370,7 @@ def _inputs(
         kind = "a table" if raw.table is not None else "images"
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
     image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
-    examples, problems = _decoded(raw, image_shape, reading)
+    examples, problems = _decoded(raw, image_shape)
     _raise_or_log([replace(problem, stops=problem.stops or strict) for problem in problems])
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")

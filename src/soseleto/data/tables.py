@@ -52,7 +52,7 @@ def load(path: Path, reading: Reading | None = None) -> Any:
     reading, suffix = reading or Reading(), path.suffix.lower()
     try:
         if suffix == ".parquet":
-            return _load_parquet(path, reading)
+            return _load_parquet(path)
         text = _decoded(path, reading.encoding)
         table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
@@ -142,7 +142,7 @@ def _load_json(text: str, path: Path) -> Any:
     return column_table({name: [row.get(name) for row in rows] for name in names})
 
 
-def _load_parquet(path: Path, reading: Reading) -> Any:
+def _load_parquet(path: Path) -> Any:
     parquet = need("pyarrow.parquet", to="reading Parquet")
     with parquet.ParquetFile(str(path)) as file:
         groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
@@ -150,16 +150,16 @@ def _load_parquet(path: Path, reading: Reading) -> Any:
         size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
         check_size(size, what=str(path))
         if is_large(max(size, sum(group.total_byte_size for group in groups))):
-            return _mapped(file, path, reading)
+            return _mapped(file, path)
         table = file.read()
     table.validate(full=True)
     return table
 
 
-def _mapped(file: Any, path: Path, reading: Reading) -> Any:
+def _mapped(file: Any, path: Path) -> Any:
     """An open Parquet file, copied to disk in the form in which it is used, of which only what is needed is read."""
     pyarrow, ipc = cells.pyarrow(), need("pyarrow.ipc", to="reading Parquet")
-    with passing_file(reading.cache, what=str(path)) as copy:
+    with passing_file(what=str(path)) as copy:
         with pyarrow.OSFile(str(copy), "wb") as sink, ipc.new_stream(sink, file.schema_arrow) as writer:
             for batch in file.iter_batches(batch_size=storage.PIECE):
                 writer.write_batch(batch)
