@@ -196,7 +196,8 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
             pool.map(decode_alone, files, chunksize=64)
 
     def first(attempt: int) -> tuple[Examples, Preprocess]:
-        read = as_examples(folder, name="source", reading=Reading(image_size=SIDE, cache=work / f"cache{attempt}"))
+        os.environ["SOSELETO_CACHE"] = str(work / f"cache{attempt}")
+        read = as_examples(folder, name="source", reading=Reading(image_size=SIDE))
         statistics = Preprocess.of(read.inputs)
         run_epoch(read, statistics, 0)
         return read, statistics
@@ -208,8 +209,8 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
     in_memory = Examples(examples.inputs.clone(), examples.labels)
     later = min(timed(lambda e=e: run_epoch(examples, preprocess, e))[0] for e in (1, 2, 3))
     array = min(timed(lambda e=e: run_epoch(in_memory, preprocess, e))[0] for e in (1, 2, 3))
-    again = Reading(image_size=SIDE, cache=work / "cache0")
-    reopened, _ = timed(lambda: as_examples(folder, name="source", reading=again))
+    os.environ["SOSELETO_CACHE"] = str(work / "cache0")
+    reopened, _ = timed(lambda: as_examples(folder, name="source", reading=Reading(image_size=SIDE)))
     return [
         row(f"{count} JPEGs: decoding alone on {CORES} cores", bare, "s"),
         row(f"{count} JPEGs: read and first epoch", first_epoch, "s"),

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, generator, seed_for
+from soseleto.data import Augment, Examples, seed_for
+from soseleto.data.batches import ExampleRandom
 from soseleto.data.feeding import Prepare
 from soseleto.pieces import target_share
 from soseleto.task.task import Method
@@ -85,12 +86,15 @@ def class_probabilities(
     result: Result, inputs: Tensor, augment: Augment, views: int, *, seed: int, number: int
 ) -> Tensor:
     """(N, classes): the classifier's mean over ``views`` augmented views, or for the inputs themselves."""
-    if views == 1 or augment.nothing:
+    if views == 1 or augment == Augment():
         return result.outputs(inputs).softmax(1)
     total = torch.zeros(())
     for view in range(views):
-        random = generator(seed, f"unlabelled/views/{number}", view, result.device)
-        pieces = [result.outputs(augment(piece.to(result.device), random)) for piece in inputs.split(_TOGETHER)]
+        key, places = seed_for(seed, f"unlabelled/views/{number}", view), torch.arange(len(inputs))
+        pieces = [
+            result.outputs(augment(inputs[at].to(result.device), ExampleRandom.of(key, at.to(result.device))))
+            for at in places.split(_TOGETHER)
+        ]
         total = total + torch.cat(pieces).softmax(1) / views
     return total
 

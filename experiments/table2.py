@@ -26,7 +26,7 @@ from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto
 from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
-from soseleto.models.architectures import lenet_trunk
+from soseleto.models.architectures import lenet
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
 from soseleto.training.options import Balanced, Heads, Inputs
@@ -215,7 +215,7 @@ def moves(config: Config) -> Augment:
 
 def trunk_of(config: Config) -> nn.Sequential:
     """LeNet without its classifier, after a layer that standardises each image if so configured."""
-    layers = list(lenet_trunk(size=SIDE))
+    layers = list(lenet(size=SIDE)[:-1])
     if config.relu:  # beside its pooling, so that the layers keep their names
         layers = [nn.Sequential(layer, nn.ReLU()) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers]
     if config.dropout:

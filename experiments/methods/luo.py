@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.methods.matching import cosines, require_transfer
-from soseleto.data import Augment, generator
-from soseleto.data.batches import Batch
+from soseleto.data import Augment, generator, seed_for
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.task.losses import FULL
@@ -133,7 +133,9 @@ class LuoState(State):
         places = (self.begun * size + torch.arange(size, device=self.order.device)) % len(self.order)
         self.begun.add_(1)
         inputs = self.unlabelled[self.order[places]]
-        return inputs if augment is None else augment(inputs, _default_generator(inputs.device))
+        if augment is None:
+            return inputs
+        return augment(inputs, ExampleRandom.of(seed_for(0, "luo/augment"), places, self.begun.expand(size)))
 
     def progress(self) -> Tensor:
         """The share of all steps taken so far."""
@@ -180,13 +182,6 @@ def prototype_entropy(features: Tensor, labelled: Tensor, labels: Tensor, scale:
     by_example = logits.log_softmax(1)
     log_p = by_example + same.sum(1).log()  # of the class
     return -(by_example.exp() * log_p).sum(1).mean()
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    """The global generator: it is seeded by fit, saved in checkpoints, and allowed in a captured step."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
 
 
 def _as_model_takes(inputs: Tensor, task: Task) -> Tensor:

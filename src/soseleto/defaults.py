@@ -496,4 +496,5 @@ def _augments(chosen: Any, method: Method, inputs: Inputs) -> Augments:
         raise UsageError(f"the method {type(method).__name__} needs two views of every image: write augment=Views().")
     if not takes_views and any(isinstance(side, AnyViews) for side in chosen):
         raise UsageError(f"the method {method.name!r} takes one view of an image: write augment=Augment(...).")
-    return chosen[0], chosen[1]
+    source, target = (None if side == Augment() else side for side in chosen)
+    return source, target

@@ -1,23 +1,16 @@
-"""Labels from before a check: a column of the target, or a table matched by id, by path or by row."""
+"""Labels from before a check: a column of the target, or those of its copies in the source."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
 import soseleto
-from soseleto.data import Examples, Reading, as_examples, column_of, read_labels_before, read_pair
+from soseleto.data import Reading, read_pair
 from soseleto.errors import DataError, UsageError
 from soseleto.run_folder.folder import RunFolder
 from typing_in import run
-
-CLASSES = ("cat", "dog", "eel")
-
-
-def target(ids: tuple[str, ...] | None = None, paths: tuple[str, ...] | None = None) -> Examples:
-    return Examples(torch.zeros(3, 2), torch.tensor([0, 1, 2]), ids=ids, classes=CLASSES, paths=paths)
 
 
 def write(path: Path, text: str) -> str:
@@ -28,61 +21,31 @@ def write(path: Path, text: str) -> str:
 def test_a_column_of_the_target_is_read_and_is_no_feature(tmp_path: Path) -> None:
     source = write(tmp_path / "source.csv", "a,label\n1,cat\n2,dog\n3,eel\n")
     table = tmp_path / "target.csv"
-    write(table, "a,label,was,id\n1,cat,dog,x\n2,dog,dog,y\n3,eel,cat,z\n")
-    assert column_of("was", table, Reading()) == "was"
-    reading = Reading(before_column="was")
-    pair = read_pair(source, table, mode="noisy", reading=reading)
+    write(table, "a,label,was,id\n4,cat,dog,x\n5,,dog,y\n6,eel,cat,z\n7,dog,,u\n")
+    pair = read_pair(source, table, mode="noisy", reading=Reading(before_column="was"), skip_bad=True)
     assert pair.columns == ("a",)
-    assert read_labels_before("was", pair.target, table, reading).tolist() == [1, 1, 0]
-    left = pair.target.subset([2, 0])  # examples that were left out leave no gap
-    assert read_labels_before("was", left, table, reading).tolist() == [0, 1]
+    assert pair.target.ids == ("x", "z", "u")
+    assert pair.labels_before is not None
+    assert pair.labels_before.tolist() == [1, 0, -1]  # examples that are left out leave no gap
+    with pytest.raises(UsageError, match=r"no column 'wsa' for before_column .did you mean 'was'"):
+        read_pair(source, table, mode="noisy", reading=Reading(before_column="wsa"))
+    write(table, "a,label,was\n4,cat,dgo\n5,dog,dog\n")
+    with pytest.raises(DataError, match=r"has dgo among its labels from before the check.*did you mean 'dog'"):
+        read_pair(source, table, mode="noisy", reading=Reading(before_column="was"))
 
 
 def test_names_are_exact_and_merged_like_labels(tmp_path: Path) -> None:
-    table = tmp_path / "target.csv"
-    write(table, "a,label,was\n1,007,008\n2,008,008\n")
-    made = as_examples(table, name="target", reading=Reading(before_column="was"))
-    assert read_labels_before("was", made, table, Reading()).tolist() == [1, 1]
-    write(table, "a,label,was\n1,cat,DOG \n2,dog,Dog\n")
-    merged = Reading(before_column="was", merge_labels=True)
-    made = as_examples(table, name="target", reading=merged)
-    assert read_labels_before("was", made, table, merged).tolist() == [1, 1]
-
-
-def test_a_table_of_its_own_is_matched_by_id_or_row(tmp_path: Path) -> None:
-    there = tmp_path / "target"
-    by_id = write(tmp_path / "ids.csv", "id,label\nz,cat\nx,dog\nmore,dog\ny,eel\n")
-    assert read_labels_before(by_id, target(("x", "y", "z")), there, Reading()).tolist() == [1, 2, 0]
-    by_row = write(tmp_path / "rows.csv", "label\ndog\ndog\ndog\n")
-    assert read_labels_before(by_row, target(), there, Reading()).tolist() == [1, 1, 1]
-    numbers = Examples(torch.zeros(2, 2), torch.tensor([0, 1]))
-    assert read_labels_before(write(tmp_path / "n.csv", "label\n1\n0\n"), numbers, there, Reading()).tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "ids", "message"),
-    [
-        ("id,label\nx,cat\ny,dog\n", ("x", "y", "z"), r"no label for 1 of the 3 target examples \(z\)"),
-        ("id,label\nx,cat\nx,dog\nz,dog\n", ("x", "y", "z"), "two rows for one example"),
-        (
-            "id,label\nx,cat\ny,dgo\nz,dog\n",
-            ("x", "y", "z"),
-            "the labels dgo, which are not classes .*did you mean 'dog'",
-        ),
-    ],
-)
-def test_mismatches_are_named(tmp_path: Path, text: str, ids: tuple[str, ...] | None, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_labels_before(write(tmp_path / "before.csv", text), target(ids), tmp_path / "target", Reading())
-
-
-def test_neither_a_column_nor_a_file(tmp_path: Path) -> None:
-    table = tmp_path / "target.csv"
-    write(table, "a,label,was\n1,cat,dog\n")
-    with pytest.raises(UsageError, match=r"is neither a column of .* nor a file .did you mean 'was'"):
-        column_of("wsa", table, Reading())
-    with pytest.raises(UsageError, match="'was' is not a file"):
-        column_of("was", tmp_path, Reading())
+    source, table = tmp_path / "source.csv", tmp_path / "target.csv"
+    write(source, "a,label\n1,007\n2,008\n")
+    write(table, "a,label,was\n4,007,008\n5,008,008\n")
+    before = read_pair(source, table, mode="noisy", reading=Reading(before_column="was")).labels_before
+    assert before is not None
+    assert before.tolist() == [1, 1]
+    write(source, "a,label\n1,cat\n2,dog\n")
+    write(table, "a,label,was\n4,cat,DOG \n5,dog,Dog\n")
+    merged = read_pair(source, table, mode="noisy", reading=Reading(before_column="was", merge_labels=True))
+    assert merged.labels_before is not None
+    assert merged.labels_before.tolist() == [1, 1]
 
 
 def checked(tmp_path: Path, *, differ: bool) -> tuple[Path, Path]:

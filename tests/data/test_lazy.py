@@ -12,7 +12,7 @@ import soseleto
 from soseleto.data import LazyDataset, as_example_set
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
-from soseleto.errors import DataError
+from soseleto.errors import DataError, UsageError
 
 
 class Noisy(Dataset):
@@ -163,15 +163,14 @@ def test_fit_reads_a_lazy_set_in_every_epoch_and_equals_memory_where_nothing_is_
     assert "items" in lazy.config["source_fingerprint"]
 
 
-def test_probes_among_lazy_examples():
+def test_suspects_of_a_lazy_source_come_from_a_scan():
     class Separable(Noisy):
         def __getitem__(self, at):
             row, label = super().__getitem__(at)
-            return row * 0.1 + 3 * label, label
+            return row * 0.1 + 3 * label, label if at % 10 else 1 - label
 
     rows = torch.randn(60, 3) * 0.1 + 3 * (torch.arange(60) % 2)[:, None]
-    result = soseleto.fit(
-        nn.Linear(3, 2), LazyDataset(Separable(100), workers=0), (rows, torch.arange(60) % 2), epochs=3, probes="auto"
-    )
-    assert result.weights.shape == (100,)
-    assert result.suspects().probability.shape == (100,)
+    source, target = LazyDataset(Separable(100), workers=0), (rows, torch.arange(60) % 2)
+    with pytest.raises(UsageError, match="read in every epoch: say probes=0"):
+        soseleto.fit(nn.Linear(3, 2), source, target, epochs=3, probes="auto")
+    assert soseleto.scan(source, target).suspects().probability.shape == (100,)

@@ -45,11 +45,11 @@ def test_every_format_of_pillow_is_read_and_other_files_are_named(tmp_path, imag
     pair = read_pair(root, target, mode="noisy")
     assert len(pair.source) == 9
     assert [(one.kind, one.stops, one.text) for one in pair.problems] == [
-        ("not read", False, "1 image beside the class folders, not in one (loose.png): not used."),
         (
             "not read",
             False,
-            "4 files that Pillow does not read as images (README.txt, dog/b.xml, dog/deep/a.heic, dog/link): not used.",
+            "5 files are not used, since Pillow does not read them as images, or they are beside the class folders "
+            "(README.txt, loose.png, dog/b.xml, dog/deep/a.heic, dog/link).",
         ),
     ]
 

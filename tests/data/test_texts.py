@@ -86,7 +86,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_only_text_column_is_found_and_others_are_left_out(tables, tokenizer, tmp_path) -> None:
-    reading = Reading(tokenizer=tokenizer, truth_column="truth", cache=tmp_path)
+    reading = Reading(tokenizer=tokenizer, truth_column="truth")
     pair = read_pair(*tables, mode="noisy", reading=reading)
     assert isinstance(pair.preparation, TextPreparation)
     assert pair.preparation.column == "review"
@@ -94,8 +94,6 @@ def test_the_only_text_column_is_found_and_others_are_left_out(tables, tokenizer
     assert isinstance(pair.source, TextExamples)
     kept = TextPreparation.from_dict(pair.preparation.to_dict(), tokenizer.json)
     assert kept == pair.preparation
-    with pytest.raises(DataError, match="not the one of its training"):
-        TextPreparation.from_dict(pair.preparation.to_dict(), tokenizer.json + " ")
     words = read_pair(*tables, mode="noisy", reading=Reading(truth_column="truth"))
     assert isinstance(words.preparation, TablePreparation)
 
@@ -108,7 +106,7 @@ def test_texts_in_both_sets_are_found_but_not_by_their_beginning_alone(tokenizer
     source.write_text("\n".join(["review,label", *rows, f"{begin} bad,neg"]) + "\n")
     kept = [f"{rows[0].removesuffix('pos')}neg", rows[1], f"{begin} awful,neg", "the book was dull 77,neg"]
     target.write_text("\n".join(["review,label", *kept]) + "\n")
-    reading = Reading(text_columns=["review"], tokenizer=tokenizer, cache=tmp_path / "cache")
+    reading = Reading(text_columns=["review"], tokenizer=tokenizer)
     pair = read_pair(source, target, mode="noisy", reading=reading)
     assert len(pair.source) == 29
     assert pair.labels_before.tolist() == [1, 1, -1, -1]
@@ -126,7 +124,7 @@ def test_texts_in_both_sets_are_found_but_not_by_their_beginning_alone(tokenizer
     ],
 )
 def test_columns_that_cannot_be_read(tables, tokenizer, tmp_path, options, sentence) -> None:
-    reading = Reading(tokenizer=tokenizer, truth_column="truth", cache=tmp_path, **options)
+    reading = Reading(tokenizer=tokenizer, truth_column="truth", **options)
     with pytest.raises(UsageError, match=sentence):
         read_pair(*tables, mode="noisy", reading=reading)
 

@@ -232,7 +232,7 @@ class Training:
         if options.mode == "noisy" and comparing.main_probes.labels_before is None:
             lines.append(
                 "if the target is a checked part of the source, its labels from before the check tell more about "
-                "mistakes: --labels-before COLUMN or FILE"
+                "mistakes: --labels-before COLUMN"
             )
         return lines
 

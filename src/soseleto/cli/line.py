@@ -31,7 +31,7 @@ IN_TABLES = {
     "method": ("method", "name"),
     "probes": ("probes", "share"),
     "suspect_precision": ("probes", "precision"),
-    "labels_before": ("probes", "labels_before"),
+    "labels_before": ("reading", "before_column"),
     "label_column": ("reading", "label_column"),
     "text_column": ("reading", "text_columns"),
     "group_column": ("reading", "group_column"),
@@ -130,8 +130,8 @@ class FitLine(CommonLine):
     labels_before: Annotated[
         str | None,
         SUSPECTS(
-            metavar="COLUMN|FILE",
-            help="The target's labels before they were checked: a column of its table, or a table.",
+            metavar="COLUMN",
+            help="Column of the target's table with its labels from before a check.",
         ),
     ] = None
 

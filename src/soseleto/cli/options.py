@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from soseleto.cli.line import IN_TABLES, FitLine
-from soseleto.data import Augment, Pair, Reading, Views, check_mode, column_of, read_labels_before
+from soseleto.data import Augment, Pair, Reading, Views, check_mode
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.data.views import AnyViews
@@ -83,7 +83,7 @@ class FitOptions(FitLine):
     # What ``compare`` takes
 
     def reading(self) -> Reading:
-        """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
+        """With the tokenizer of a pretrained text model."""
         reading = self.table("reading", Reading)
         reads_texts = is_pretrained(self.model or "") and self.source.suffix.lower() in SUFFIXES
         longest = self.config.get("pretrained", {}).get("max_tokens")
@@ -100,17 +100,14 @@ class FitOptions(FitLine):
                     f"max_tokens must be from {SHORTEST} to {text.longest} with this model, got {longest}."
                 )
             tokenizer = Tokenizer(text.tokenizer, longest or min(LONGEST, text.longest), text.pad)
-            reading = replace(reading, tokenizer=tokenizer)
-        elif longest is not None:
+            return replace(reading, tokenizer=tokenizer)
+        if longest is not None:
             raise UsageError("max_tokens has no effect without a pretrained text model: add --model hf:FOLDER_OR_ID.")
-        if self.labels_before is None:
-            return reading
-        return replace(reading, before_column=column_of(self.labels_before, self.target.expanduser(), reading))
+        return reading
 
     def labels_before_of(self, pair: Pair) -> Tensor | None:
-        if self.labels_before is None:
-            return None
-        return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
+        """Of the column that is named; else ``compare`` takes those of target examples that also lie in the source."""
+        return None if self.labels_before is None else pair.labels_before
 
     def probes_of(self, pair: Pair) -> Probes:
         return replace(self.table("probes", Probes), share=self.probes, labels_before=self.labels_before_of(pair))

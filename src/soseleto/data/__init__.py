@@ -15,8 +15,6 @@ from soseleto.data.read import (
     as_examples,
     check_mode,
     check_pair,
-    column_of,
-    read_labels_before,
     read_pair,
 )
 from soseleto.data.reading import Problem, ProblemsError, Reading
@@ -45,11 +43,9 @@ __all__ = [
     "as_examples",
     "check_mode",
     "check_pair",
-    "column_of",
     "feed",
     "generator",
     "pair_flip",
-    "read_labels_before",
     "read_pair",
     "seed_for",
     "source_batches",

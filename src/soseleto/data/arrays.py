@@ -1,11 +1,9 @@
-"""Data already in memory: pairs of arrays or tensors, map-style Datasets, and ``.npz`` files."""
+"""Data already in memory: pairs of arrays or tensors, and ``.npz`` files."""
 
 from __future__ import annotations
 
-import random
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
 from soseleto.data.labels import labels_from, names_of, text_of
@@ -21,12 +18,9 @@ from soseleto.data.preprocess import single_precision
 from soseleto.data.reading import Names, Raw
 from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, SoseletoError, UsageError, first_line
+from soseleto.errors import DataError, SoseletoError, first_line
 
-READ_AGAIN = 12  # items, evenly spaced
-TIMES = 3  # a random flip is missed by all of them with probability 2^-36
 _CHANNELS = (1, 3, 4)
-LABELS = ("labels", "label")  # of items that are mappings
 _FIELDS = ("x", "y", "id", "truth")  # of .npz files
 
 
@@ -108,41 +102,6 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
     return labels.to(torch.int64)
 
 
-def is_tensors(dataset: Any) -> bool:
-    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
-    cls: Any = type(dataset)
-    return isinstance(dataset, TensorDataset) and all(
-        getattr(cls, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
-    )
-
-
-def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
-    """Stacked inputs and labels of a map-style Dataset of (input, label), each read once."""
-    if is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
-        inputs, labels = dataset.tensors
-        return inputs, labels
-    if len(dataset) == 0:
-        raise DataError(f"the {name} data set is empty: give it at least one example.")
-    require_constant(dataset.__getitem__, len(dataset), name=name)
-    items = [parted(dataset[at], name=name, at=at) for at in range(len(dataset))]
-    inputs = [_tensors(item) for item, _ in items]
-    labels = [label for _, label in items]
-    labels = torch.stack(labels) if isinstance(labels[0], Tensor) else np.asarray(labels)
-    different = (at for at, item in enumerate(inputs) if _shapes(item) != _shapes(inputs[0]))
-    if (at := next(different, None)) is not None:
-        raise DataError(
-            f"input {at} of the {name} data set has shape {_shapes(inputs[at])} but input 0 has {_shapes(inputs[0])}: "
-            "resize or pad them to one shape in the Dataset."
-        )
-    columns = zip(*map(pytree.tree_leaves, inputs), strict=True)
-    return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(inputs[0])), labels
-
-
-def _tensors(item: Any) -> Inputs:
-    item = structure.plain(item)
-    return pytree.tree_map(tensor_of, item) if isinstance(item, dict | tuple) else tensor_of(item)
-
-
 def tensor_of(value: Any) -> Tensor:
     """Arrays and Pillow images as tensors, images of bytes with their channels first."""
     if isinstance(value, Tensor):
@@ -152,66 +111,6 @@ def tensor_of(value: Any) -> Tensor:
         image: Tensor = inputs_of(array[None], name="given")[0]
         return image
     return torch.from_numpy(array)
-
-
-def _shapes(item: Inputs) -> Any:
-    shapes = structure.shape_of(structure.change(lambda tensor: tensor[None], item))
-    return tuple(shapes) if isinstance(shapes, list) else shapes
-
-
-def parted(item: Any, *, name: str, at: int | None = None) -> tuple[Any, Any]:
-    """Inputs and labels of an item or a batch: a pair, or a mapping with an entry ``labels`` or ``label``."""
-    if isinstance(item, Mapping) and (key := next((key for key in LABELS if key in item), None)) is not None:
-        return {k: value for k, value in item.items() if k != key}, item[key]
-    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
-        return item[0], item[1]
-    what = "a mapping without 'labels'" if isinstance(item, Mapping) else f"a {type(item).__name__}"
-    which = "an item" if at is None else f"item {at}"
-    raise DataError(f"{which} of the {name} data set is {what}: return (input, label), or a dict with 'labels'.")
-
-
-class ChangingItems(UsageError):
-    """An item of a Dataset differs from its first reading."""
-
-
-def require_constant(read: Callable[[int], Any], count: int, *, name: str) -> None:
-    """Read a few of ``count`` items several times; raise where one changes. Global random state is left as it was."""
-    with own_random_state():
-        for at in sorted({round(at) for at in np.linspace(0, count - 1, min(READ_AGAIN, count))}):
-            first = read(at)
-            if not all(same(first, read(at)) for _ in range(TIMES)):
-                raise ChangingItems(
-                    f"item {at} of the {name} data set changes from read to read (random augmentation?), and every "
-                    "item is read only once beside files: leave the random part out and write "
-                    "augment=soseleto.Augment(...)."
-                )
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two items are equal to the last bit."""
-    leaves, form = pytree.tree_flatten(structure.plain(one))
-    others, its = pytree.tree_flatten(structure.plain(other))
-    return form == its and all(_content(a) == _content(b) for a, b in zip(leaves, others, strict=True))
-
-
-def _content(value: Any) -> Any:
-    """In bytes, so that NaN equals NaN."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape, value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    array = np.asarray(value)
-    return array.dtype, array.shape, array.tobytes()
-
-
-@contextmanager
-def own_random_state() -> Iterator[None]:
-    """Leave the states of Python's, NumPy's and PyTorch's generators as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a Dataset may use
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:

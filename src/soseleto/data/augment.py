@@ -16,18 +16,6 @@ _POINTS = 4  # control points of the elastic deformation, along each side
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Random draws for some rows of a batch of ``total`` examples: a row's draws do not depend on the other rows."""
-
-    generator: torch.Generator
-    total: int
-    rows: Tensor
-
-
-Random = torch.Generator | Rows | ExampleRandom
-
-
-@dataclass(frozen=True)
 class Augment:
     """Random changes of image batches (N, C, H, W), uint8 or float; the dtype is kept.
 
@@ -41,7 +29,7 @@ class Augment:
     sign: with probability 1/2 take the negative (255 - x for uint8, -x for float)
 
     >>> augment = Augment(crop=4, flip=True)
-    >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.Generator()).shape
+    >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), ExampleRandom.of(0, torch.arange(8))).shape
     torch.Size([8, 3, 32, 32])
     """
 
@@ -67,14 +55,9 @@ class Augment:
                 "±10 % write scale=0.1, for 20 degrees shear=20."
             )
 
-    @property
-    def nothing(self) -> bool:
-        """Whether batches are returned unchanged."""
-        return self == Augment()
-
-    def __call__(self, inputs: Tensor, generator: Random) -> Tensor:
-        """The augmented batch; random numbers are drawn from ``generator``, on its device, in a fixed order."""
-        if self.nothing:
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
+        """The augmented batch; what happens to an image depends on its own draws alone."""
+        if not len(inputs):  # a rank without examples in this batch
             return inputs
         if inputs.ndim != 4:
             raise DataError(
@@ -82,17 +65,17 @@ class Augment:
                 "leave it out for tables and tokens."
             )
         if self.rotate or self.scale or self.shift or self.shear or self.elastic:
-            inputs = self._resample(inputs, generator)
+            inputs = self._resample(inputs, random)
         if self.crop or self.flip:
-            inputs = self._crop_flip(inputs, generator)
+            inputs = self._crop_flip(inputs, random)
         if self.sign:
-            chosen = _uniform(1, inputs, generator)[0].view(-1, 1, 1, 1) < 0.5
+            chosen = random.uniform(1)[0].view(-1, 1, 1, 1) < 0.5
             inputs = torch.where(chosen, -inputs if inputs.dtype.is_floating_point else 255 - inputs, inputs)
         return inputs
 
-    def _crop_flip(self, inputs: Tensor, generator: Random) -> Tensor:
+    def _crop_flip(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
         pad = int(self.crop)
-        draws = _uniform(3, inputs, generator)
+        draws = random.uniform(3)
         top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
         n, c, h, w = inputs.shape
         padded = F.pad(inputs, (pad, pad, pad, pad)) if pad else inputs
@@ -105,20 +88,20 @@ class Augment:
         flat = (rows[:, :, None] * (w + 2 * pad) + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
         return padded.reshape(n, c, -1).gather(2, flat).view(n, c, h, w)
 
-    def _resample(self, inputs: Tensor, generator: Random) -> Tensor:
+    def _resample(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
         """Rotation, scale, shift, shear and elastic deformation in one bilinear resampling, padded with zeros."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
-        matrix = self._matrices(floats, generator)
+        matrix = self._matrices(floats, random)
         grid = F.affine_grid(matrix, list(inputs.shape), align_corners=False)
         if self.elastic:
-            grid = grid + self._displacements(floats, generator)
+            grid = grid + self._displacements(floats, random)
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
-    def _matrices(self, inputs: Tensor, generator: Random) -> Tensor:
+    def _matrices(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
         """(N, 2, 3) affine maps from output to input coordinates, in units of half the image side."""
         n, _, h, w = inputs.shape
-        angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
+        angle, factor, x, y = random.uniform(4) * 2 - 1
         angle = angle * math.radians(self.rotate)
         cos, sin = angle.cos(), angle.sin()
         inverse = 1 / (1 + factor * self.scale)
@@ -126,29 +109,17 @@ class Augment:
         top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
         bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
         if self.shear:
-            slant = torch.tan((_uniform(1, inputs, generator)[0] * 2 - 1) * math.radians(self.shear)) * (h / w)
+            slant = torch.tan((random.uniform(1)[0] * 2 - 1) * math.radians(self.shear)) * (h / w)
             top = top + slant[:, None] * bottom
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
 
-    def _displacements(self, inputs: Tensor, generator: Random) -> Tensor:
+    def _displacements(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
         """(N, H, W, 2) displacement of each pixel, in units of half the image side, interpolated from 4 x 4 points."""
         n, _, h, w = inputs.shape
-        draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
+        draws = random.uniform(2 * _POINTS**2) * 2 - 1
         points = (2 * self.elastic * draws).T.reshape(n, 2, _POINTS, _POINTS)
         field = F.interpolate(points, (h, w), mode="bicubic", align_corners=True)
         return field.permute(0, 2, 3, 1)
-
-
-def _uniform(count: int, inputs: Tensor, generator: Random) -> Tensor:
-    """(count, N) numbers in [0, 1), drawn on the generator's device and moved to that of the inputs."""
-    if isinstance(generator, ExampleRandom):
-        return generator.uniform(count)
-    if isinstance(generator, Rows):
-        random = generator.generator
-        draws = torch.rand(count, generator.total, generator=random, device=random.device)[:, generator.rows]
-    else:
-        draws = torch.rand(count, len(inputs), generator=generator, device=generator.device)
-    return draws.to(inputs.device, non_blocking=True)
 
 
 # The list of changes; "none" leaves the image as it is.

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from soseleto.errors import counted, need
+from soseleto.errors import UsageError, counted, need
 
 # Compared in lower case and without surrounding blanks.
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none", "nil", "<na>")
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
-_WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
 
 DIGITS = "%Y%m%d"
 FORMATS = (  # of two digits, the years 69 to 99 are 1969 to 1999, and 00 to 68 are 2000 to 2068
@@ -45,6 +44,8 @@ _UNIQUE = 0.5  # share of different words among the present ones, above which th
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
 _ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
+# The names that pandas gives an index without one: in a CSV file, after reading it back, and in Parquet.
+INDEX = re.compile(r"(Unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__)?")
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 _SHOWN = 3  # values of a column in the plan
 _LONGEST = 24  # characters of a value in the plan
@@ -115,10 +116,14 @@ def numbers(column: Any) -> Numbers:
     return Numbers(np.array(parsed.to_numpy(zero_copy_only=False), dtype=np.float64), is_word)
 
 
-def one_spelling(word: str) -> str:
-    """One spelling of booleans and whole numbers, which file formats write differently: true for True, 2 for 2.0."""
-    lower = word.lower()
-    return lower if lower in ("true", "false") else _WHOLE.sub(r"\1", word)
+def categories(column: Any) -> Any:
+    """The words in one spelling of booleans and whole numbers, which file formats write differently: true for True, 2
+    for 2.0."""
+    pa, pc = pyarrow(), compute()
+    text = words(column)
+    lower = pc.utf8_lower(text)
+    text = pc.if_else(pc.is_in(lower, value_set=pa.array(["true", "false"])), lower, text)
+    return pc.replace_substring_regex(text, pattern=r"^([+-]?\d+)\.0*$", replacement=r"\1")
 
 
 def counts_of(text: Any) -> list[tuple[str, int]]:
@@ -214,11 +219,17 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     labels: (N,) class indices, to recognise a copy of them
     chosen: the kinds that the user has set, by column
     """
+    if not is_readable(column):
+        if chosen.get(name, LEFT_OUT) != LEFT_OUT:
+            raise UsageError(f"column {name!r} holds {column.type}, which cannot be read as {chosen[name]}.")
+        return Kind(LEFT_OUT, f"it holds {column.type}")
     text = words(column)
     present = len(text) - text.null_count
     if name in chosen:
         kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
         return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
+    if INDEX.fullmatch(name):
+        return Kind(LEFT_OUT, "it is the index of pandas")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
     values = numbers(column).values[~np.isnan(numbers(column).values)] if is_number(column) else None
@@ -281,6 +292,8 @@ class Seen:
 
     @classmethod
     def of(cls, name: str, column: Any, kind: Kind) -> Self:
+        if not is_readable(column):
+            return cls(name, kind.name, 0, (), kind.why)
         text = words(column)
         missing, shown = text.null_count, [value for value, _ in counts_of(text.slice(0, 10_000))[:_SHOWN]]
         if kind.name == "number":

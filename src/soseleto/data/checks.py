@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.data import storage
+from soseleto.data import storage, structure
 from soseleto.data.examples import Examples
 from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.reading import Problem, some
@@ -30,7 +30,7 @@ _FEW_TWINS, _MORE_TWINS = 3, 2.0  # rows of a table that coincide beyond the sou
 _BITS_APART = 6  # of 64: largest Hamming distance between the hashes of copies
 _MEAN_APART = 6.0  # of 255: largest mean difference between copies, at 16 x 16
 _WORST_APART = 40.0  # of 255: largest difference at any value between copies, at 16 x 16
-_ROWS = 512
+_ROWS, _PIECE = 512, 4096
 
 
 def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Preparation | None = None) -> list[Problem]:
@@ -228,9 +228,14 @@ def _contradictions(name: str, examples: Examples, preparation: Preparation | No
 
 def _first_of_each(rows: Tensor) -> list[Duplicate]:
     """Every row that equals an earlier one, with the first that it equals."""
-    first: dict[bytes, int] = {}
-    pairs = (Duplicate(first.setdefault(digest, row), row, True) for row, digest in enumerate(digests(rows)))
-    return [pair for pair in pairs if pair.first != pair.second]
+    pairs = linked(codes(rows), np.arange(len(rows)))
+    return [Duplicate(first, row, True) for row, first in pairs.tolist() if row != first]
+
+
+def linked(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(P, 2): each of these rows with the first that has its value."""
+    _, first, at = np.unique(values[rows], return_index=True, return_inverse=True)
+    return np.stack([rows, rows[first[at]]], axis=1)
 
 
 def _groups_of_test(sets: dict[str, Examples]) -> list[Problem]:
@@ -272,9 +277,8 @@ def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int
     """Whether equal rows of a table are about as frequent as within the source, and so no copies."""
     if source.inputs.ndim != 2:
         return False
-    codes = [int.from_bytes(digest[:8]) for digest in digests(source.inputs)]
-    counts = np.unique(np.array(codes, np.uint64), return_counts=True)[1]
-    share = int(counts[counts > 1].sum()) / len(codes)
+    counts = np.unique(codes(source.inputs), return_counts=True)[1]
+    share = int(counts[counts > 1].sum()) / len(source)
     return share > 0 and len({pair.first for pair in pairs}) <= _FEW_TWINS + _MORE_TWINS * share * n_target
 
 
@@ -318,8 +322,7 @@ def _values_of(inputs: Tensor, preparation: Preparation | None) -> Iterator[tupl
     """The columns of a table: a number for each different value, and whether it is missing, (N,) each."""
     if isinstance(preparation, TablePreparation):
         for _, stored, gone in preparation.stored(inputs):
-            codes = stored[:, 0].numpy() if stored.shape[1] == 1 else np.array([*map(hash, digests(stored))])
-            yield codes, gone.numpy()
+            yield stored[:, 0].numpy() if stored.shape[1] == 1 else codes(stored), gone.numpy()
         return
     for column in inputs.T:
         yield column.numpy(), ~column.isfinite().numpy()
@@ -339,10 +342,10 @@ def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Du
     """
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return []
-    places: dict[bytes, list[int]] = {}
-    for row, digest in enumerate(digests(first)):
-        places.setdefault(digest, []).append(row)
-    equal = [Duplicate(at, row, True) for row, digest in enumerate(digests(second)) for at in places.get(digest, ())]
+    places: dict[int, list[int]] = {}
+    for row, code in enumerate(codes(first).tolist()):
+        places.setdefault(code, []).append(row)
+    equal = [Duplicate(at, row, True) for row, code in enumerate(codes(second).tolist()) for at in places.get(code, ())]
     if exact or not is_images(first):
         return equal
     known = {(pair.first, pair.second) for pair in equal}
@@ -353,11 +356,17 @@ def is_images(inputs: Inputs) -> bool:
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.dtype == torch.uint8
 
 
-def digests(rows: Tensor) -> Iterator[bytes]:
-    for piece in torch.split(rows, 4096):
-        content = piece.cpu().contiguous().view(len(piece), -1).view(torch.uint8).numpy()
-        for row in content:
-            yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+def codes(inputs: Inputs) -> np.ndarray:
+    """(N,) int64: a hash of the content of each example."""
+    hashes: list[int] = []
+    for piece in structure.split(inputs, _PIECE):
+        parts = [
+            rows.cpu().contiguous().view(len(rows), -1).view(torch.uint8).numpy() for rows in structure.tensors(piece)
+        ]
+        for rows in zip(*parts, strict=True):
+            content = b"".join(row.tobytes() for row in rows)
+            hashes.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True))
+    return np.array(hashes, dtype=np.int64)
 
 
 def _near(first: Tensor, second: Tensor) -> list[Duplicate]:

@@ -1,16 +1,13 @@
 """Columns of a table: what the cells of each kind become, fitted on the source alone.
 
-``read`` gives the numbers that are stored for every example (``names`` of them); ``ramps`` and ``codes`` say what the
-model gets of those: pieces of a piecewise-linear encoding, and one place for each category.
+``read`` gives the numbers that are stored for every example, which ``places`` describes one by one: the model gets
+pieces of a piecewise-linear encoding of some, and one place for each category of others.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -21,6 +18,7 @@ import torch
 from soseleto.data import cells
 from soseleto.data.cells import Kind
 from soseleto.data.preprocess import SHARE, rounded_away
+from soseleto.errors import need
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
@@ -30,8 +28,7 @@ LARGEST = float(np.finfo(np.float32).max)
 OTHER, GONE, FIRST = 0, 1, 2  # codes: a rare or unseen category, a missing one, the first known one
 BUCKETS = 2048  # of hashed words
 TEXT_LENGTH = 6.0  # norm of a text as the model gets it: a linear model learns in time at the learning rate of 0.03
-_TEXTS = 4096  # texts whose counts are in memory together
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
+_WORD = r"[^\W_]+(?:'[^\W_]+)?"
 
 
 class Ramp(NamedTuple):
@@ -39,11 +36,20 @@ class Ramp(NamedTuple):
 
     low: float
     scale: float
-    least: float
-    most: float
+    least: float = -np.inf
+    most: float = np.inf
 
 
-_UNCHANGED = Ramp(0.0, 1.0, -np.inf, np.inf)
+class Place(NamedTuple):
+    """One stored number: its name, what is stored for a missing value, and what the model gets of it.
+
+    codes: the values that have a place of their own
+    """
+
+    name: str
+    missing: float
+    ramps: tuple[Ramp, ...] = ()
+    codes: tuple[int, ...] = ()
 
 
 class Column(ABC):
@@ -52,10 +58,9 @@ class Column(ABC):
     kind: ClassVar[str]
     name: str
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the stored numbers."""
-        return (self.name,)
+    @abstractmethod
+    def places(self) -> list[Place]:
+        """The stored numbers."""
 
     @property
     def has_gaps(self) -> bool:
@@ -68,27 +73,11 @@ class Column(ABC):
 
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
-        """The stored numbers of a pyarrow column, (N, len(names))."""
+        """The stored numbers of a pyarrow column, (N, len(places))."""
 
-    def unusable(self, column: Any) -> np.ndarray:
-        """(N,) whether a value is present but not of this kind, from a pyarrow column."""
-        return np.zeros(len(column), dtype=bool)
-
-    def outside(self, column: Any) -> np.ndarray:
-        """(N,) whether a number or a date is outside the source's range, from a pyarrow column."""
-        return np.zeros(len(column), dtype=bool)
-
-    @abstractmethod
-    def missing(self) -> tuple[float, ...]:
-        """What is stored for a missing value."""
-
-    @abstractmethod
-    def ramps(self) -> list[list[Ramp]]:
-        """For each stored number, its pieces."""
-
-    def codes(self) -> list[int]:
-        """The values of the first stored number that have a place of their own."""
-        return []
+    def check(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) each: whether a value is present but not of this kind, and whether it is outside the source's range."""
+        return np.zeros(len(column), dtype=bool), np.zeros(len(column), dtype=bool)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values."""
@@ -128,9 +117,12 @@ class Number(Column):
         fill, gaps = float(np.median(known)), bool(np.isnan(values).any())
         return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps, exact)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, f"{self.name} is missing") if self.gaps else (self.name,)
+    def places(self) -> list[Place]:
+        """The first piece is the standardised value itself."""
+        pieces = [Ramp(self.centre, 1 / self.spread, -5.0, 5.0)]
+        pieces += [Ramp(low, 1 / (high - low), 0.0, 1.0) for low, high in pairwise(self.edges)]
+        gap = [Place(f"{self.name} is missing", 1.0, (Ramp(0.0, 1.0),))] if self.gaps else []
+        return [Place(self.name, self.fill, tuple(pieces)), *gap]
 
     @property
     def has_gaps(self) -> bool:
@@ -139,11 +131,9 @@ class Number(Column):
     def read(self, column: Any) -> np.ndarray:
         return self.fill_in(cells.numbers(column).values)
 
-    def unusable(self, column: Any) -> np.ndarray:
-        return cells.numbers(column).is_word
-
-    def outside(self, column: Any) -> np.ndarray:
-        return self.beyond(cells.numbers(column).values)
+    def check(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
+        numbers = cells.numbers(column)
+        return numbers.is_word, self.beyond(numbers.values)
 
     def beyond(self, values: np.ndarray) -> np.ndarray:
         """(N,) whether a value is outside the source's range; a missing one is not."""
@@ -157,15 +147,6 @@ class Number(Column):
             filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
         return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
 
-    def missing(self) -> tuple[float, ...]:
-        return (self.fill, 1.0) if self.gaps else (self.fill,)
-
-    def ramps(self) -> list[list[Ramp]]:
-        """The first piece is the standardised value itself."""
-        pieces = [Ramp(self.centre, 1 / self.spread, -5.0, 5.0)]
-        pieces += [Ramp(low, 1 / (high - low), 0.0, 1.0) for low, high in pairwise(self.edges)]
-        return [pieces, [_UNCHANGED]] if self.gaps else [pieces]
-
 
 @dataclass(frozen=True)
 class Category(Column):
@@ -176,37 +157,24 @@ class Category(Column):
     kind: ClassVar[str] = "category"
 
     @classmethod
-    def fit(cls, name: str, text: Any) -> Self:
-        frequent = [value for value, count in cells.counts_of(text) if count >= FEWEST]
+    def fit(cls, name: str, column: Any) -> Self:
+        frequent = [value for value, count in cells.counts_of(cells.categories(column)) if count >= FEWEST]
         return cls(name, tuple(frequent[:MOST]))
 
+    def places(self) -> list[Place]:
+        return [Place(self.name, GONE, codes=tuple(range(FIRST + len(self.values))))]
+
     def read(self, column: Any) -> np.ndarray:
-        code_of = self._code_of()
-        encoded = cells.words(column).dictionary_encode()
-        words = encoded.dictionary.to_pylist()
-        codes = np.array([*(code_of.get(word, code_of.get(cells.one_spelling(word), OTHER)) for word in words), GONE])
+        code_of = {value: FIRST + at for at, value in enumerate(self.values)}
+        encoded = cells.categories(column).dictionary_encode()
+        codes = np.array([*(code_of.get(word, OTHER) for word in encoded.dictionary.to_pylist()), GONE])
         at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
         return codes[at].astype(np.float32)[:, None]
 
-    def unusable(self, column: Any) -> np.ndarray:
-        """Rare and unseen values."""
-        return np.asarray(self.read(column)[:, 0] == OTHER) if self.values else super().unusable(column)
-
-    def _code_of(self) -> dict[str, int]:
-        """The codes of the values as the source spells them, and as every file format would."""
-        codes = {value: FIRST + at for at, value in enumerate(self.values)}
-        spellings = Counter(map(cells.one_spelling, codes))
-        unique = {cells.one_spelling(value): code for value, code in codes.items()}
-        return {spelling: code for spelling, code in unique.items() if spellings[spelling] == 1} | codes
-
-    def missing(self) -> tuple[float, ...]:
-        return (float(GONE),)
-
-    def ramps(self) -> list[list[Ramp]]:
-        return [[]]
-
-    def codes(self) -> list[int]:
-        return list(range(FIRST + len(self.values)))
+    def check(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rare and unseen values are unusable."""
+        none, _ = super().check(column)
+        return (self.read(column)[:, 0] == OTHER if self.values else none), none
 
 
 @dataclass(frozen=True)
@@ -225,9 +193,8 @@ class Date(Column):
         kept = varied or {"day": parts["day"]}
         return cls(name, format, tuple(Number.fit(f"{name} {part}", values) for part, values in kept.items()))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for part in self.parts for name in part.names)
+    def places(self) -> list[Place]:
+        return [place for part in self.parts for place in part.places()]
 
     @property
     def has_gaps(self) -> bool:
@@ -237,25 +204,19 @@ class Date(Column):
         return replace(self, format=cells.format_of(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:
-        return np.concatenate([part.fill_in(values) for part, values in self._values(column)], axis=1)
+        return np.concatenate([part.fill_in(values) for part, values in self._values(self._times(column))], axis=1)
 
-    def _values(self, column: Any) -> list[tuple[Number, np.ndarray]]:
-        parts = _date_parts(cells.times(column, self.format))
+    def check(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
+        times, present = self._times(column), cells.words(column).is_valid().to_numpy(zero_copy_only=False)
+        part, values = self._values(times)[0]
+        return np.isnat(times) & present, part.beyond(values)
+
+    def _times(self, column: Any) -> np.ndarray:
+        return cells.times(column, self.format)
+
+    def _values(self, times: np.ndarray) -> list[tuple[Number, np.ndarray]]:
+        parts = _date_parts(times)
         return [(part, parts[part.name[len(self.name) + 1 :]]) for part in self.parts]
-
-    def outside(self, column: Any) -> np.ndarray:
-        part, values = self._values(column)[0]
-        return part.beyond(values)
-
-    def unusable(self, column: Any) -> np.ndarray:
-        present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
-        return np.asarray(np.isnat(cells.times(column, self.format)) & present)
-
-    def missing(self) -> tuple[float, ...]:
-        return tuple(value for part in self.parts for value in part.missing())
-
-    def ramps(self) -> list[list[Ramp]]:
-        return [pieces for part in self.parts for pieces in part.ramps()]
 
 
 def _date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
@@ -279,56 +240,35 @@ class Text(Column):
 
     A text of any length becomes one vector of unit length; an empty one is all zeros.
 
-    idf: log((1 + N) / (1 + n_b)) + 1, where n_b texts have a word or pair in bucket b
+    rarity: idf_b = log((1 + N) / (1 + n_b)) + 1, where n_b texts have a word or pair in bucket b
     """
 
     name: str
-    idf: tuple[float, ...]
+    rarity: tuple[float, ...]
     kind: ClassVar[str] = "text"
 
     @classmethod
-    def fit(cls, name: str, text: Any, buckets: int = BUCKETS) -> Self:
-        texts, present = text.to_pylist(), np.zeros(buckets)
-        for first in range(0, len(texts), _TEXTS):
-            present += (_hashed_counts(texts[first : first + _TEXTS], buckets) != 0).sum(axis=0)
-        idf = np.log((1 + len(texts)) / (1 + present)) + 1
-        return cls(name, tuple(round(float(value), 6) for value in idf))
+    def fit(cls, name: str, column: Any, buckets: int = BUCKETS) -> Self:
+        present = np.bincount(_hashed_counts(column, buckets).indices, minlength=buckets)
+        rarity = np.log((1 + len(column)) / (1 + present)) + 1
+        return cls(name, tuple(round(float(value), 6) for value in rarity))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{self.name} #{bucket}" for bucket in range(len(self.idf)))
+    def places(self) -> list[Place]:
+        return [Place(f"{self.name} #{bucket}", 0.0, (Ramp(0.0, TEXT_LENGTH),)) for bucket in range(len(self.rarity))]
 
     def read(self, column: Any) -> np.ndarray:
-        texts = cells.words(column).to_pylist()
-        weighted = _hashed_counts(texts, len(self.idf)) * np.asarray(self.idf, dtype=np.float32)
-        length = np.linalg.norm(weighted, axis=1, keepdims=True)
-        return np.asarray(weighted / np.maximum(length, 1e-12), dtype=np.float32)
-
-    def missing(self) -> tuple[float, ...]:
-        return (0.0,) * len(self.idf)
-
-    def ramps(self) -> list[list[Ramp]]:
-        return [[Ramp(0.0, TEXT_LENGTH, -np.inf, np.inf)] for _ in self.idf]
+        weighted = _hashed_counts(column, len(self.rarity)).multiply(np.asarray(self.rarity, dtype=np.float32))
+        normalize = need("sklearn.preprocessing", to="reading texts").normalize
+        return np.asarray(normalize(weighted.tocsr()).toarray(), dtype=np.float32)
 
 
-def words_and_pairs(text: str) -> list[str]:
-    """Words in lower case, and pairs of neighbouring words.
-
-    >>> words_and_pairs("Not bad, at all!")
-    ['not', 'bad', 'at', 'all', 'not bad', 'bad at', 'at all']
-    """
-    words = _WORD.findall(text.lower())
-    return words + [f"{first} {second}" for first, second in pairwise(words)]
-
-
-def _hashed_counts(texts: Iterable[str | None], buckets: int) -> np.ndarray:
-    """(N, buckets) float32: signed counts of words and pairs by their hash."""
-    rows = [words_and_pairs(text or "") for text in texts]
-    counts = np.zeros((len(rows), buckets), dtype=np.float32)
-    for row, words in enumerate(rows):
-        for word in words:
-            code = zlib.crc32(word.encode())
-            counts[row, code % buckets] += 1.0 if code & 0x8000_0000 else -1.0
+def _hashed_counts(column: Any, buckets: int) -> Any:
+    """(N, buckets) sparse: signed counts of words and pairs, in lower case, by their hash."""
+    vectorizer = need("sklearn.feature_extraction.text", to="reading texts").HashingVectorizer(
+        n_features=buckets, ngram_range=(1, 2), token_pattern=_WORD, norm=None, dtype=np.float32
+    )
+    counts = vectorizer.transform(text or "" for text in cells.words(column).to_pylist())
+    counts.eliminate_zeros()  # of words whose signs differ
     return counts
 
 
@@ -337,9 +277,7 @@ def fit_column(name: str, column: Any, kind: Kind) -> Column:
         return Number.fit(name, cells.numbers(column).values)
     if kind.name == "date":
         return Date.fit(name, column, kind.format)
-    if kind.name == "text":
-        return Text.fit(name, cells.words(column))
-    return Category.fit(name, cells.words(column))
+    return (Text if kind.name == "text" else Category).fit(name, column)
 
 
 def column_from_dict(fields: Mapping[str, Any]) -> Column:

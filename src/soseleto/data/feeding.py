@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.augment import Augment, Rows
-from soseleto.data.batches import ExampleRandom, generator, seed_for
+from soseleto.data.augment import Augment
+from soseleto.data.batches import ExampleRandom, seed_for
 from soseleto.data.lazy import ExampleSet
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
@@ -156,8 +156,8 @@ def feed(
 ) -> Iterator[Fed]:
     """Yield the index batches ``batches[start:]`` with inputs and labels, on the examples' device.
 
-    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). With views the inputs are a
-    tuple of them, and those of an example depend on (seed, purpose, epoch, step, its index) alone. ``keep`` maps a
+    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess); with views the inputs are a
+    tuple of them. Random numbers of an example depend on (seed, purpose, epoch, step, its index) alone. ``keep`` maps a
     batch of indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
     steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
@@ -165,11 +165,8 @@ def feed(
     blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
     taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
-        if isinstance(augment, AnyViews):
-            inputs = augment(inputs, block.counted(seed_for(seed, f"{purpose}/{epoch}"), first, examples.device))
-        elif augment is not None and len(block.places):
-            random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
-            inputs = augment(inputs, block.draws(random))
+        if augment is not None:
+            inputs = augment(inputs, block.random(seed_for(seed, f"{purpose}/{epoch}"), first, examples.device))
         if prepare is not None:
             inputs = tuple(map(prepare, inputs)) if isinstance(augment, AnyViews) else prepare(inputs)
         whole = (block.places.to(examples.device), inputs, labels)
@@ -183,30 +180,21 @@ def feed(
 
 @dataclass(frozen=True)
 class _Block:
-    """The batches of some steps in one: which rows of how many are kept, and how many of each batch."""
+    """The kept rows of the batches of some steps in one, and how many each batch has."""
 
     places: Tensor
     sizes: list[int]
-    rows: Tensor | None = None
-    total: int = 0
 
-    def draws(self, random: torch.Generator) -> torch.Generator | Rows:
-        """What augmentation draws from, so that kept rows get the same numbers as in the whole batches."""
-        return random if self.rows is None else Rows(random, self.total, self.rows.to(random.device))
-
-    def counted(self, key: int, first: int, device: torch.device) -> ExampleRandom:
+    def random(self, key: int, first: int, device: torch.device) -> ExampleRandom:
         """ExampleRandom by example and step; a target example occurs many times in an epoch."""
         steps = torch.arange(first, first + len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
         return ExampleRandom.of(key, self.places.to(device), steps.to(device))
 
 
 def _block(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> _Block:
-    flat = torch.cat(list(batches)) if len(batches) > 1 else batches[0]
-    if keep is None:
-        return _Block(flat, [len(batch) for batch in batches])
-    masks = [keep(batch) for batch in batches]
-    rows = torch.cat(masks).nonzero().squeeze(1)
-    return _Block(flat[rows], [int(mask.sum()) for mask in masks], rows, len(flat))
+    if keep is not None:
+        batches = [batch[keep(batch)] for batch in batches]
+    return _Block(torch.cat(list(batches)), [len(batch) for batch in batches])
 
 
 def block_steps(examples: ExampleSet, batch_size: int) -> int:

@@ -14,8 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from soseleto.data import structure
-from soseleto.data.checks import by_chance, copies, digests, duplicates, is_images
+from soseleto.data.checks import by_chance, codes, copies, duplicates, is_images, linked
 from soseleto.data.examples import Examples
 from soseleto.data.lazy import ExampleSet
 from soseleto.data.preparation import Preparation
@@ -89,25 +88,13 @@ def _of_one_group(sets: Sequence[Examples]) -> np.ndarray:
     """Pairs of rows whose groups were given."""
     given = [np.full(len(s), -1) if s.groups is None else s.groups.numpy() for s in sets]
     numbers = np.concatenate(given)
-    return _pairs(numbers, np.flatnonzero(numbers >= 0))
+    return linked(numbers, np.flatnonzero(numbers >= 0))
 
 
 def _equal(sets: Sequence[Examples], preparation: Preparation | None) -> np.ndarray:
     """Pairs of rows with the same content."""
-    codes = np.concatenate([_codes(examples) for examples in sets])
-    _, at, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    content = np.concatenate([codes(examples.inputs) for examples in sets])
+    _, at, counts = np.unique(content, return_inverse=True, return_counts=True)
     twins = counts[at] > 1
     chance = by_chance([examples.inputs for examples in sets], preparation, twins)
-    return _pairs(codes, np.flatnonzero(twins & ~chance))
-
-
-def _pairs(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(P, 2): each of these rows with the first that has its value."""
-    _, first, at = np.unique(values[rows], return_index=True, return_inverse=True)
-    return np.stack([rows, rows[first[at]]], axis=1)
-
-
-def _codes(examples: Examples) -> np.ndarray:
-    """(N,) a hash of each example's inputs."""
-    parts = [digests(tensor) for tensor in structure.tensors(examples.inputs)]
-    return np.array([hash(digest) for digest in zip(*parts, strict=True)], dtype=np.int64)
+    return linked(content, np.flatnonzero(twins & ~chance))

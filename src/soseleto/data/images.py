@@ -126,19 +126,9 @@ def _reason(error: BaseException) -> str:
     return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def decoded(
-    files: Sequence[str],
-    shape: Shape,
-    *,
-    cache: Path | str | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Decoded:
-    """All files decoded into one array, from the cache if possible.
-
-    workers: number of threads; by default one for each core
-    """
-    root = storage.cache_root(cache)
+def decoded(files: Sequence[str], shape: Shape, progress: Progress | None = None) -> Decoded:
+    """All files decoded into one array, from the cache if possible."""
+    root = storage.cache_root()
     entry = root / _key(files, shape)
     if not entry.is_dir():
         root.mkdir(parents=True, exist_ok=True)
@@ -147,7 +137,7 @@ def decoded(
         aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
         try:
             array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
-            failed = _fill(array, files, range(len(files)), shape, workers, progress)
+            failed = _fill(array, files, range(len(files)), shape, progress)
             array.flush()
             (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
             if not entry.is_dir():  # else another process was faster
@@ -159,7 +149,7 @@ def decoded(
         rows = json.loads((entry / "bad.json").read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
-    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape, workers))
+    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape))
 
 
 def _key(files: Sequence[str], shape: Shape) -> str:
@@ -180,8 +170,8 @@ def _fill(
     images: Sequence[Any],
     rows: Iterable[int],
     shape: Shape,
-    workers: int | None,
     progress: Progress | None = None,
+    workers: int | None = None,
 ) -> Bad:
     """Decode these rows into the array; returns those that cannot be, and why."""
 
@@ -220,11 +210,10 @@ def shape_for(source: Raw, reading: Reading) -> Shape | None:
     Defaults: the size of the source images if it is the same for all and no side is above 224, else a square with
     the median of the shorter sides, at most 224; grey if all source images are grey.
     """
-    if source.inputs is not None:
-        if not isinstance(source.inputs, Tensor) or source.inputs.ndim != 4:
-            return None
-        return (int(source.inputs.shape[1]), int(source.inputs.shape[2]), int(source.inputs.shape[3]))
-    images: Sequence[Any] = source.files if source.files is not None else source.images or ()
+    if source.images is None:
+        inputs = source.inputs
+        return (*inputs.shape[1:],) if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
+    images = source.images
     headers = []
     for row in range(0, len(images), max(1, len(images) // _SAMPLED)):
         try:
@@ -254,17 +243,15 @@ def _header(image: Any) -> tuple[int, int, bool]:
     return height, width, image.mode not in _GREY
 
 
-def pixels_of(
-    raw: Raw, shape: Shape, reading: Reading, progress: Progress | None = None
-) -> tuple[Tensor, list[Problem]]:
+def pixels_of(raw: Raw, shape: Shape, progress: Progress | None = None) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
-    if raw.files is not None:
-        inputs, bad = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
-        bad = [(row, why) for row, why in bad if raw.files[row]]
+    assert raw.images is not None
+    if raw.paths is not None:
+        inputs, bad = decoded(raw.images, shape, progress)
+        bad = [(row, why) for row, why in bad if raw.images[row]]
     else:
-        assert raw.images is not None
         inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
-        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
+        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, workers=1)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     for row, why in bad:
         rows_by_reason.setdefault(why, []).append(row)
@@ -273,7 +260,7 @@ def pixels_of(
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
     kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
-    names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
+    names = some([raw.paths[row] if raw.paths else f"image {raw.id_of(row)}" for row in rows])
     text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
     return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))
 
@@ -291,39 +278,32 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
-    files = {c: sorted(_files(folder, c, allow_outside=reading.allow_outside)) for c in classes}
-    paths = {c: list(filter(is_image, files[c])) for c in classes}
-    ids = [path for c in classes for path in paths[c]]
-    top = sorted(one.name for one in os.scandir(folder) if one.is_file() and not one.name.startswith("."))
-    loose = list(filter(is_image, top))
-    other = [escaped(file) for file in (*top, *(file for c in classes for file in files[c])) if not is_image(file)]
-    if not labelled:
-        ids = sorted([*ids, *loose])
+    inside = [path for c in classes for path in sorted(_files(folder, c, allow_outside=reading.allow_outside))]
+    beside = sorted(each.name for each in os.scandir(folder) if each.is_file() and not each.name.startswith("."))
+    ids = list(filter(is_image, inside if labelled else sorted([*inside, *beside])))
     if not ids:
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
         raise DataError(f"no images below {folder} of the {name}: put .jpg, .jpeg, .png ... files {place}.")
-    problems = []
-    if labelled and loose:
-        named = some(list(map(escaped, loose)))
-        text = f"{counted(len(loose), 'image')} beside the class folders, not in one ({named}): not used."
+    problems, known = [], set(ids)
+    if unused := [escaped(path) for path in (*beside, *inside) if path not in known]:
+        why = "since Pillow does not read them as images, or they are beside the class folders"
+        text = f"{counted(len(unused), 'file is', 'files are')} not used, {why} ({some(unused)})."
         problems.append(Problem(name, "not read", text, stops=False))
-    if other:
-        text = f"{counted(len(other), 'file')} that Pillow does not read as images ({some(other)}): not used."
-        problems.append(Problem(name, "not read", text, stops=False))
-    if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
+    class_of = [path.partition("/")[0] for path in ids]
+    if labelled and (empty := [escaped(c) for c in classes if c not in class_of]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
     if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
         text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
         problems.append(Problem(name, "outside", text, tuple(outsiders)))
-    full = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
-        files=full,
+        Names(tuple(map(escaped, class_of))) if labelled else torch.zeros(len(ids)).long(),
+        images=files,
         ids=tuple(map(escaped, ids)),
-        paths=tuple(map(escaped, full)),
+        paths=tuple(map(escaped, files)),
         problems=tuple(problems),
     )
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from soseleto.data.cells import MISSING
 from soseleto.data.reading import Names, Problem, Raw, class_order, some
-from soseleto.errors import DataError, counted
+from soseleto.errors import DataError, counted, did_you_mean
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
@@ -121,9 +121,9 @@ def _named(raw: Raw, merge: bool) -> Raw:
             values = Names(tuple(None if c < 0 else classes[c] for c in values.tolist()))
         return Names(tuple((plain(name) or None) if name else None for name in values.names)) if merge else values
 
-    truth = None if raw.truth is None else named(raw.truth)
+    truth, before = (None if values is None else named(values) for values in (raw.truth, raw.before))
     kept = tuple(dict.fromkeys(map(plain, classes))) if merge and classes is not None else classes
-    return replace(raw, labels=named(raw.labels), truth=truth, classes=kept)
+    return replace(raw, labels=named(raw.labels), truth=truth, before=before, classes=kept)
 
 
 def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
@@ -153,11 +153,13 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
     if isinstance(raw.labels, Names) != (classes is not None):
         needed = "numbers" if classes is None else "class names"
         raise DataError(f"the {raw.name} has {_kind(raw)} as labels where {needed} are needed: give {needed}.")
-    truth = raw.truth
+    truth, before = raw.truth, raw.before
+    if isinstance(before, Names):
+        before = _before(raw, before, classes)
     if isinstance(truth, Names):
         truth = truth.index(classes or class_order(name for name in truth.names if name is not None))
     if not isinstance(raw.labels, Names):
-        return replace(raw, truth=truth)
+        return replace(raw, truth=truth, before=before)
     assert classes is not None
     labels = raw.labels.index(classes)
     names, problems = raw.labels.names, list(raw.problems)
@@ -170,7 +172,17 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
         ids = tuple(map(raw.id_of, unknown))
         text = f"the {which}: leave those examples out, or add target examples."
         problems.append(Problem(raw.name, "unknown class", text, ids))
-    return replace(raw, labels=labels, classes=classes, truth=truth, problems=tuple(problems))
+    return replace(raw, labels=labels, classes=classes, truth=truth, before=before, problems=tuple(problems))
+
+
+def _before(raw: Raw, names: Names, classes: tuple[str, ...] | None) -> Tensor:
+    if wrong := sorted({name for name in names.names if name is not None}.difference(classes or ())):
+        hint = did_you_mean(wrong[0], classes or ())
+        raise DataError(
+            f"the {raw.name} has {some(wrong)} among its labels from before the check, which are not classes of the "
+            f"data{hint}: correct them."
+        )
+    return names.index(classes or ())
 
 
 def plain(name: str) -> str:

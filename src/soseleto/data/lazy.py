@@ -1,8 +1,8 @@
-"""Lazy data sets: a map-style Dataset that is read again in every epoch, by worker processes of torch's DataLoader.
+"""Map-style Datasets: read into memory, or again in every epoch by worker processes of torch's DataLoader.
 
-For items that are random, of several shapes, or too many for memory. What items and ``collate_fn`` take from the global
-generators of torch, NumPy and ``random`` follows from (seed, purpose, index): it differs from epoch to epoch and is the
-same in a resumed run, whatever the number of workers.
+The latter is for items that are random, of several shapes, or too many for memory. What items and ``collate_fn`` take
+from the global generators of torch, NumPy and ``random`` follows from (seed, purpose, index): it differs from epoch to
+epoch and is the same in a resumed run, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -18,35 +18,27 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import tee
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from soseleto.data import structure
-from soseleto.data.arrays import (
-    LABELS,
-    ChangingItems,
-    is_tensors,
-    labels_of,
-    narrowed,
-    own_random_state,
-    parted,
-    require_constant,
-    same,
-    tensor_of,
-)
+from soseleto.data.arrays import labels_of, narrowed, tensor_of
 from soseleto.data.batches import seed_for, source_batches
-from soseleto.data.examples import Examples
+from soseleto.data.examples import Examples, in_pieces
 from soseleto.data.reading import Names
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
+LABELS = ("labels", "label")  # of items that are mappings
+READ_AGAIN = 12  # items, evenly spaced
+TIMES = 3  # a random flip is missed by all of them with probability 2^-36
 MOST_IN_MEMORY = 1 << 28  # bytes of a Dataset that is read into memory without being asked to
 MOST_WORKERS = 8  # unless the user asks for more
 PIECE = 256  # examples that are read at a time where there are no batches
@@ -66,7 +58,7 @@ class LazyDataset:
 
     Args:
         dataset: with ``__len__`` and ``__getitem__``. A random generator of its own is not under control.
-        labels: (n,) the labels of all items, so that they need not be read; by default those that come with the items.
+        labels: (n,) the labels of all items, so that no pass over the data reads them.
         ids: one unique name per item, for the ranking; by default its index.
         classes: class names by index.
         collate_fn: makes a batch of a list of items, as for a DataLoader; by default they are stacked.
@@ -104,7 +96,6 @@ class LazyDataset:
         self.classes = None if classes is None else tuple(classes)
         self.name, self.device = "given", torch.device("cpu")
         self._labels = None if labels is None else torch.as_tensor(labels)
-        self._known = torch.full((len(dataset),), labels is not None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -115,11 +106,12 @@ class LazyDataset:
 
     @property
     def labels(self) -> Tensor:
-        """The labels as they were read; those not seen yet are read now."""
-        missing = (~self._known).nonzero().flatten()
-        for _ in self.read(missing.split(PIECE)) if len(missing) else ():
-            pass
-        assert self._labels is not None
+        """Those that were given, else all are read once; of several per example, such as tokens, none is kept."""
+        if self._labels is None:
+            few = self.sample_labels()
+            pieces = in_pieces(len(self), PIECE) if few.ndim == 1 else ()
+            read = [labels.cpu() for _, labels in self.read(pieces)]
+            self._labels = torch.cat(read) if read else few.new_zeros(len(self), 0)
         return self._labels
 
     def named(self, name: str) -> Self:
@@ -131,29 +123,26 @@ class LazyDataset:
 
     def _with(self, **fields: Any) -> Self:
         other = copy.copy(self)
-        vars(other).update({"_known": self._known.clone(), **fields})
+        vars(other).update(fields)
         return other
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""
-        return next(self._read_here([_Request(index.tolist(), 0, "read")]))
+        inputs, labels = _checked(self._reader[_Request(index.tolist(), 0, "read")])
+        return inputs, labels
 
     def read(
         self, batches: Iterable[Tensor], *, seed: int = 0, purpose: str = "read"
     ) -> Iterator[tuple[Inputs, Tensor]]:
         """Inputs and labels of each batch of indices, read ahead; random items follow (seed, purpose, index)."""
-        indices, to_read = tee(batches)
-        requests = (_Request(batch.tolist(), seed, purpose) for batch in to_read)
-        all_known = bool(self._known.all())
+        requests = (_Request(batch.tolist(), seed, purpose) for batch in batches)
         if self.workers is None:
             self.workers = self._worker_count()
-        made = self._read_by_workers(requests) if self.workers else self._read_here(requests)
-        for index, (inputs, labels) in zip(indices, made, strict=True):
-            if not all_known:
-                self._keep_labels(index.cpu(), labels)
-            yield structure.to_device((inputs, labels), self.device)
+        made = self._read_by_workers(requests) if self.workers else map(self._reader.__getitem__, requests)
+        for batch in made:
+            yield structure.to_device(_checked(batch), self.device)
 
-    def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
+    def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[Any]:
         loader: DataLoader[Any] = DataLoader(
             self._reader,
             sampler=requests,
@@ -165,7 +154,7 @@ class LazyDataset:
             generator=torch.Generator(),  # the global one belongs to the training
         )
         try:
-            yield from map(_checked, loader)
+            yield from loader
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -173,12 +162,6 @@ class LazyDataset:
                 "a process that reads the data was killed, perhaps because memory ran out: use fewer, as in "
                 "soseleto.data.LazyDataset(dataset, workers=2)."
             ) from error
-
-    def _read_here(self, requests: Iterable[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
-        for request in requests:
-            with own_random_state():
-                batch = self._reader[request]
-            yield _checked(batch)
 
     @property
     def _reader(self) -> _Reader:
@@ -192,13 +175,6 @@ class LazyDataset:
         seconds = (time.perf_counter() - begin) / len(places) * len(self)
         return 0 if seconds < _SHORT else min(MOST_WORKERS, os.cpu_count() or 1)
 
-    def _keep_labels(self, index: Tensor, labels: Tensor) -> None:
-        if self._labels is None:  # of several per example, such as tokens, whose number may vary, none is kept
-            self._labels = torch.zeros((len(self), 0) if labels.ndim > 1 else len(self), dtype=labels.dtype)
-        self._known[index] = True
-        if self._labels.ndim == 1:
-            self._labels[index] = labels
-
     def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
         return source_batches(len(self), size, seed=seed, epoch=epoch)
 
@@ -209,8 +185,7 @@ class LazyDataset:
 
     def sample_labels(self) -> Tensor:
         """All labels if they are known, or those of evenly spaced examples, at most 64."""
-        known = self._labels is not None and bool(self._known.all())
-        return self.labels if known else self.take(_spaced(len(self), FEW))[1]
+        return self.take(_spaced(len(self), FEW))[1] if self._labels is None else self._labels
 
     def subset(self, index: Tensor | Sequence[int]) -> Self:
         """The selected examples, still read when they are needed."""
@@ -221,52 +196,102 @@ class LazyDataset:
             dataset=Subset(self.dataset, places),
             ids=tuple(self.id_of(i) for i in places),
             _labels=None if self._labels is None else self._labels[places],
-            _known=self._known[places],
-        )
-
-    def followed_by(self, others: ExampleSet, labels: Tensor, ids: Sequence[str]) -> Self:
-        """These examples, then others with labels of their own; items of both go through ``collate_fn`` together."""
-        like = self.dataset[0]
-        own_labels = labels.new_zeros(len(self)) if self._labels is None else self._labels
-        return self._with(
-            dataset=ConcatDataset([self.dataset, _Relabelled(others, labels, like)]),
-            ids=(*map(self.id_of, range(len(self))), *ids),
-            _labels=torch.cat([own_labels, labels.cpu()]),
-            _known=torch.cat([self._known, torch.ones(len(labels), dtype=torch.bool)]),
         )
 
     def fingerprint(self) -> str:
         """sha256 of evenly spaced items and of the number of items; where items cannot be repeated, of their shapes."""
         digest = hashlib.sha256(f"{len(self)}".encode())
         places = _spaced(len(self), FEW)
-        for at in places:
-            item, again = (next(self._read_here([_Request([int(at)], seed, "read")])) for seed in (0, 1))
-            repeated = all(same(a, b) for a, b in zip(structure.tensors(item), structure.tensors(again), strict=True))
+        for at in places.tolist():
+            item, again = (_checked(self._reader[_Request([at], seed, "read")]) for seed in (0, 1))
             digest.update(structure.describe(item).encode())
-            for tensor in structure.tensors(item) if repeated else []:
-                digest.update(tensor.contiguous().numpy().tobytes())
+            if same(item, again):
+                digest.update(repr(_content(item)).encode())
         return f"{len(places)} of {len(self)} items: {digest.hexdigest()}"
 
 
 ExampleSet = Examples | LazyDataset
 
 
-def fits_memory(dataset: Any, *, name: str) -> bool:
+def fits_memory(dataset: Any) -> bool:
     """Whether a Dataset is better read into memory: that is one pass, and every epoch after it is faster.
 
     So if its items are tensors already, or do not change from read to read, have one shape and are few: at most 256 MB.
     """
-    if is_tensors(dataset) or len(dataset) == 0:
+    if _is_tensors(dataset) or len(dataset) == 0:
         return True
-    try:
-        require_constant(dataset.__getitem__, len(dataset), name=name)
-    except ChangingItems:
+    if _changing(dataset) is not None:
         return False
     with own_random_state():
-        items = [pytree.tree_leaves(dataset[int(at)]) for at in _spaced(len(dataset), 12)]
+        items = [pytree.tree_leaves(dataset[at]) for at in _spaced(len(dataset), READ_AGAIN).tolist()]
     shapes = {tuple(np.shape(leaf) for leaf in item) for item in items}
     size = max(sum(np.asarray(leaf).nbytes for leaf in item) for item in items)
     return len(shapes) == 1 and size * len(dataset) <= MOST_IN_MEMORY
+
+
+def read_into_memory(dataset: Any, *, name: str) -> tuple[Any, Any]:
+    """Inputs and labels of a Dataset, each item of which is read once."""
+    if _is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
+        inputs, labels = dataset.tensors
+        return inputs, labels
+    if len(dataset) == 0:
+        raise DataError(f"the {name} data set is empty: give it at least one example.")
+    if (at := _changing(dataset)) is not None:
+        raise UsageError(
+            f"item {at} of the {name} data set changes from read to read (random augmentation?), and every item is "
+            "read only once beside files: leave the random part out and write augment=soseleto.Augment(...)."
+        )
+    with own_random_state():
+        return _Reader(dataset, None, name).batch(_Request(list(range(len(dataset))), 0, "read"))
+
+
+def _is_tensors(dataset: Any) -> bool:
+    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
+    cls: Any = type(dataset)
+    return isinstance(dataset, TensorDataset) and all(
+        getattr(cls, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
+    )
+
+
+def _changing(dataset: Any) -> int | None:
+    """An item that differs from its first reading, among a few; None if there is none."""
+    with own_random_state():
+        for at in _spaced(len(dataset), READ_AGAIN).tolist():
+            first = dataset[at]
+            if not all(same(first, dataset[at]) for _ in range(TIMES)):
+                return int(at)
+    return None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two items are equal to the last bit."""
+    return bool(_content(one) == _content(other))
+
+
+def _content(item: Any) -> Any:
+    """An item's structure, with the types, shapes and bytes of its tensors, so that NaN equals NaN."""
+
+    def of_leaf(leaf: Any) -> tuple[str, bytes]:
+        if isinstance(leaf, Tensor):  # NumPy has no bfloat16
+            content = leaf.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            return structure.describe(leaf), content.tobytes()
+        array = np.asarray(leaf)
+        return f"{array.dtype} of shape {array.shape}", array.tobytes()
+
+    leaves, form = pytree.tree_flatten(structure.plain(item))
+    return str(form), [of_leaf(leaf) for leaf in leaves]
+
+
+@contextmanager
+def own_random_state() -> Iterator[None]:
+    """Leave the states of Python's, NumPy's and PyTorch's generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a Dataset may use
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _spaced(n: int, most: int) -> Tensor:
@@ -290,16 +315,24 @@ class _Reader(Dataset[Any]):
 
     def __getitem__(self, request: _Request) -> tuple[Inputs, Tensor] | DataError:
         try:
-            if request.places:
-                return self._batch(request)
-            inputs, labels = self._batch(request._replace(places=[0]))  # a rank without examples in this batch
-            return structure.change(lambda tensor: tensor[:0], inputs), labels[:0]
+            with own_random_state():
+                inputs, labels = self.batch(request if request.places else request._replace(places=[0]))
+            inputs, labels = structure.change(narrowed, inputs), labels_of(labels, name=self._name)
+            if isinstance(labels, Names):
+                raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
+            if not structure.tensors(inputs):
+                raise DataError(
+                    f"the items of the {self._name} data set hold no tensor or array: return (input, label)."
+                )
+            count = len(request.places)  # none for a rank without examples in this batch
+            return structure.change(lambda tensor: tensor[:count], inputs), labels[:count]
         except Exception as error:
             failure = DataError(str(error))
             failure.add_note("".join(traceback.format_exception(error)))  # a traceback does not reach another process
             return failure
 
-    def _batch(self, request: _Request) -> tuple[Inputs, Tensor]:
+    def batch(self, request: _Request) -> tuple[Any, Any]:
+        """Inputs and labels as ``collate_fn`` makes them."""
         index, seed, purpose = request
         items = [self._item(at, seed_for(seed, f"{purpose}/item", at)) for at in index]
         _seed_generators(seed_for(seed, f"{purpose}/collate", index[0]))
@@ -312,12 +345,7 @@ class _Reader(Dataset[Any]):
                 "soseleto.data.LazyDataset(dataset, collate_fn=...)."
             ) from error
         inputs, labels = parted(batch, name=self._name)
-        inputs, labels = structure.change(narrowed, structure.plain(inputs)), labels_of(labels, name=self._name)
-        if isinstance(labels, Names):
-            raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
-        if not structure.tensors(inputs):
-            raise DataError(f"the items of the {self._name} data set hold no tensor or array: return (input, label).")
-        return inputs, labels
+        return structure.plain(inputs), labels
 
     def _item(self, at: int, seed: int) -> Any:
         _seed_generators(seed)
@@ -325,11 +353,8 @@ class _Reader(Dataset[Any]):
             item = self._dataset[at]
             if self._collate_fn is not None:
                 return item
-            inputs, label = parted(item, name=self._name)
-            inputs = pytree.tree_map(
-                lambda leaf: tensor_of(leaf) if hasattr(leaf, "__array_interface__") else leaf, structure.plain(inputs)
-            )
-            return inputs, label if isinstance(label, str) else torch.as_tensor(label)
+            inputs, label = parted(item, name=self._name, at=at)
+            return _tensors(structure.plain(inputs)), label if isinstance(label, str) else torch.as_tensor(label)
         except Exception as error:
             raise DataError(
                 f"item {at} of the {self._name} data set cannot be read ({type(error).__name__}: {first_line(error)}): "
@@ -337,25 +362,22 @@ class _Reader(Dataset[Any]):
             ) from error
 
 
-class _Relabelled(Dataset[Any]):
-    """The items of a set with other labels, in the form of the item ``like``."""
+def parted(item: Any, *, name: str, at: int | None = None) -> tuple[Any, Any]:
+    """Inputs and labels of an item or a batch: a pair, or a mapping with an entry ``labels`` or ``label``."""
+    if isinstance(item, Mapping) and (key := next((key for key in LABELS if key in item), None)) is not None:
+        return {k: value for k, value in item.items() if k != key}, item[key]
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
+        return item[0], item[1]
+    what = "a mapping without 'labels'" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    which = "an item" if at is None else f"item {at}"
+    raise DataError(f"{which} of the {name} data set is {what}: return (input, label), or a dict with 'labels'.")
 
-    def __init__(self, examples: ExampleSet, labels: Tensor, like: Any) -> None:
-        self._examples, self._labels = examples.to("cpu"), labels.cpu()
-        self._label_key = next((key for key in LABELS if key in like), None) if isinstance(like, Mapping) else None
-        self._as_tensors = isinstance(parted(like, name="source")[1], Tensor)
 
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, at: int) -> Any:
-        if isinstance(self._examples, LazyDataset):
-            inputs, _ = parted(self._examples.dataset[at], name="target")
-        else:
-            assert isinstance(self._examples, Examples)
-            inputs = structure.change(lambda tensor: tensor[at], self._examples.inputs)
-        label = self._labels[at] if self._as_tensors else int(self._labels[at])
-        return (inputs, label) if self._label_key is None else {**inputs, self._label_key: label}
+def _tensors(inputs: Any) -> Any:
+    """Arrays, images and rows of numbers as tensors; what else is inside goes to ``default_collate``."""
+    if isinstance(inputs, list) and all(isinstance(value, int | float) for value in inputs):
+        return torch.tensor(inputs)
+    return pytree.tree_map(lambda leaf: tensor_of(leaf) if hasattr(leaf, "__array_interface__") else leaf, inputs)
 
 
 def _checked(batch: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from soseleto.data import cells, storage
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
-from soseleto.data.columns import Category, Column, Date, Number, Text, column_from_dict, fit_column
+from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.storage import check_size
 from soseleto.data.text import TextPreparation
@@ -55,10 +56,20 @@ class TablePreparation:
                 columns.append(fit_column(name, table[name], kind))
         return cls(tuple(columns), tuple(seen))
 
+    @cached_property
+    def _places(self) -> list[list[Place]]:
+        """The stored numbers of every column."""
+        return [column.places() for column in self.columns]
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """All stored numbers."""
+        return [place for places in self._places for place in places]
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the stored numbers."""
-        return tuple(name for column in self.columns for name in column.names)
+        return tuple(place.name for place in self.places)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -89,29 +100,24 @@ class TablePreparation:
     @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
-        return tuple(first for column, first in self._places() if isinstance(column, Category))
+        return tuple(at for at, place in enumerate(self.places) if place.codes)
 
     @property
     def is_text(self) -> bool:
         """Whether most of what the model gets are words of a text."""
-        texts = sum(len(column.idf) for column in self.columns if isinstance(column, Text))
+        texts = sum(len(column.rarity) for column in self.columns if isinstance(column, Text))
         return 2 * texts > self.width
 
     @property
     def width(self) -> int:
         """Numbers that the model gets for an example."""
-        return sum(len(column.codes()) + sum(map(len, column.ramps())) for column in self.columns)
-
-    def _places(self) -> list[tuple[Column, int]]:
-        """Every column, and the place of its first stored number."""
-        first = np.cumsum([0, *(len(column.names) for column in self.columns)]).tolist()
-        return list(zip(self.columns, first, strict=False))
+        return sum(len(place.ramps) + len(place.codes) for place in self.places)
 
     def read(self, table: Any) -> Tensor:
         """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
         columns, dtype = [column.formatted_as(table[column.name]) for column in self.columns], self._dtype
-        check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
-        inputs = storage.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
+        check_size(dtype.itemsize * table.num_rows * len(self.places), what="the table")
+        inputs = storage.empty(table.num_rows, len(self.places), what="the table", dtype=dtype)
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, storage.PIECE), 0
             for column in columns:
@@ -122,9 +128,9 @@ class TablePreparation:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
-        if inputs.ndim != 2 or inputs.shape[1] != len(self.names):
+        if inputs.ndim != 2 or inputs.shape[1] != len(self.places):
             raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} are not rows of this table: give (N, {len(self.names)}), as "
+                f"inputs of shape {tuple(inputs.shape)} are not rows of this table: give (N, {len(self.places)}), as "
                 "read by its preparation."
             )
         key = str(inputs.device)
@@ -139,10 +145,8 @@ class TablePreparation:
 
     def _encoding(self) -> tuple[Tensor, ...]:
         """Stored number, low, scale, least and most of every ramp; stored number and value of every code."""
-        ramps, codes = [], []
-        for column, first in self._places():
-            ramps += [(first + at, *ramp) for at, pieces in enumerate(column.ramps()) for ramp in pieces]
-            codes += [(first, code) for code in column.codes()]
+        ramps = [(at, *ramp) for at, place in enumerate(self.places) for ramp in place.ramps]
+        codes = [(at, code) for at, place in enumerate(self.places) for code in place.codes]
         numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(self._dtype)
         ramp_of = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
         places = torch.tensor(codes, dtype=torch.int64).reshape(-1, 2)
@@ -154,23 +158,20 @@ class TablePreparation:
 
     def stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
         """Every column with its stored numbers, and (N,) whether its value is missing."""
-        stored = []
-        for column, at in self._places():
-            part = inputs[:, at : at + len(column.names)].cpu()
-            missing = torch.tensor(column.missing(), dtype=inputs.dtype)
+        stored, parts = [], inputs.cpu().split(list(map(len, self._places)), dim=1)
+        for column, places, part in zip(self.columns, self._places, parts, strict=True):
+            missing = torch.tensor([place.missing for place in places], dtype=inputs.dtype)
             stored.append((column, part, (part == missing).all(1) & column.has_gaps))
         return stored
 
     def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
         texts every hashed word by itself."""
-        stored: list[float] = []
         together: list[int] = []
-        for column in self.columns:
-            first, values = max(together, default=-1) + 1, column.missing()
-            stored += values
-            together += [first + (at if isinstance(column, Text) else 0) for at in range(len(values))]
-        return tuple(stored), tuple(together)
+        for column, places in zip(self.columns, self._places, strict=True):
+            first = max(together, default=-1) + 1
+            together += [first + (at if isinstance(column, Text) else 0) for at in range(len(places))]
+        return tuple(place.missing for place in self.places), tuple(together)
 
     def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
         """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
@@ -204,10 +205,10 @@ def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
     if isinstance(column, Category):
         known = np.array(["(other)", "", *column.values], dtype=object)
         return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
-    day = f"{column.name} day"
-    if day not in column.names:
+    names = [place.name for place in column.places()]
+    if f"{column.name} day" not in names:
         return np.full(len(stored), "", dtype=object)
-    days, at = np.unique(stored[:, column.names.index(day)].round().long().numpy(), return_inverse=True)
+    days, at = np.unique(stored[:, names.index(f"{column.name} day")].round().long().numpy(), return_inverse=True)
     return np.where(gone, "", days.astype("datetime64[D]").astype(str).astype(object)[at])
 
 
@@ -257,7 +258,7 @@ def _fit(raws: Sequence[Raw], reading: Reading) -> TablePreparation:
     _require_known(source, [name for name, kind in reading.kinds.items() if kind != LEFT_OUT or name not in others])
     labels = source.labels if isinstance(source.labels, Tensor) and source.labels.ndim == 1 else None
     classes = None if labels is None or labels.is_floating_point() else labels.cpu().numpy()
-    preparation = TablePreparation.fit(source.table.drop_columns(_unreadable(source.table)), classes, reading.kinds)
+    preparation = TablePreparation.fit(source.table, classes, reading.kinds)
     if not preparation.columns:
         reasons = some([f"{seen.name} ({seen.why})" for seen in preparation.seen])
         raise DataError(
@@ -304,7 +305,7 @@ def _require_columns(raws: Sequence[Raw], preparation: Preparation, reading: Rea
         names, known = raw.table.column_names, {*raws[0].table.column_names, *reading.drop_columns}
         if missing := [column for column in preparation.used if column not in names]:
             faults.append(f"the {raw.name} table lacks {some(missing)}")
-        extra = [column for column in names if column not in known]
+        extra = [column for column in names if column not in known and not cells.INDEX.fullmatch(column)]
         if extra and isinstance(preparation, TablePreparation):
             faults.append(f"the {raw.name} table also has {some(extra)}")
     if faults:
@@ -314,32 +315,22 @@ def _require_columns(raws: Sequence[Raw], preparation: Preparation, reading: Rea
         )
 
 
-def _unreadable(table: Any) -> list[str]:
-    return [name for name in table.column_names if not cells.is_readable(table[name])]
-
-
 def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:
     problems = list(raw.problems)
     if isinstance(preparation, TablePreparation):
-        problems += _left_out(raw, preparation, reading) if raw.name == "source" else []
+        problems += _left_out(preparation, reading) if raw.name == "source" else []
         problems += [problem for column in _checked(raw.table, preparation) if (problem := column.problem(raw.name))]
     is_text = isinstance(preparation, TextPreparation)
     return replace(raw, inputs=preparation.read(raw.table), table=None, texts=is_text, problems=tuple(problems))
 
 
-def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> list[Problem]:
-    problems = []
-    for name in _unreadable(source.table):
-        if name not in reading.drop_columns:
-            text = f"column {name!r} holds {source.table[name].type}, which is not a value: --drop-column {name}."
-            problems.append(Problem("source", "column", text))
+def _left_out(preparation: TablePreparation, reading: Reading) -> list[Problem]:
     left = [seen for seen in preparation.seen if seen.kind == LEFT_OUT and seen.name not in reading.drop_columns]
-    if left:
-        reasons = "; ".join(f"{seen.name!r}, since {seen.why}" for seen in left)
-        kinds = "--text-column, or numeric_columns or categorical_columns of [reading], uses one anyway"
-        text = f"not used as features: {reasons} ({kinds})."
-        problems.append(Problem("source", "left out", text, stops=False))
-    return problems
+    if not left:
+        return []
+    reasons = "; ".join(f"{seen.name!r}, since {seen.why}" for seen in left)
+    kinds = "--text-column, or numeric_columns or categorical_columns of [reading], uses one anyway"
+    return [Problem("source", "left out", f"not used as features: {reasons} ({kinds}).", stops=False)]
 
 
 class _Checked(NamedTuple):
@@ -395,7 +386,7 @@ def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
         cell = table[fitted.name]
         column, words = fitted.formatted_as(cell), cells.words(cell)
         present = words.is_valid().to_numpy(zero_copy_only=False)
-        yield _Checked(column, words, present, column.unusable(cell), column.outside(cell), source.get(column.name, ""))
+        yield _Checked(column, words, present, *column.check(cell), source.get(column.name, ""))
 
 
 @dataclass(frozen=True)

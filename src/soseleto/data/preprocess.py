@@ -47,12 +47,12 @@ class Preprocess:
         if not inputs.dtype.is_floating_point and inputs.dtype != torch.uint8:
             return cls()
         total, squares, count = _sums(inputs)
-        mean = torch.where(count > 0, total / count.clamp(min=1), 0.0)
-        variance = torch.where(count > 0, squares / count.clamp(min=1), 0.0) - mean**2
-        std, least = variance.clamp(min=0).sqrt(), 1e-6
-        if inputs.dtype == torch.float64 and bool((std < 1e-3 * mean.abs()).any()):  # the squares cancel
-            _, squares, count = _sums(inputs, about=mean)
-            std, least = (squares / count.clamp(min=1)).sqrt(), 1e-10
+        mean = total / count.clamp(min=1)
+        if inputs.dtype == torch.uint8:
+            variance = squares / count - mean**2
+        else:  # in a second pass, since the squares of Unix times would cancel
+            variance = _sums(inputs, about=mean)[1] / count.clamp(min=1)
+        std, least = variance.clamp(min=0).sqrt(), 1e-10 if inputs.dtype == torch.float64 else 1e-6
         constant = ~(std > least * (1 + mean.abs()))
         std = torch.where(constant, 1.0, std)
         scale = 255.0 if inputs.dtype == torch.uint8 else 1.0

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
-from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
+from soseleto.data.arrays import inputs_of, labels_of, read_npz
 from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.groups import with_groups
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.labels import names_of, number_labels, plain
-from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
+from soseleto.data.labels import number_labels
+from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
@@ -32,15 +32,15 @@ from soseleto.errors import DataError, UsageError, did_you_mean
 logger = logging.getLogger("soseleto")
 MODES = ("noisy", "transfer")
 _UNLABELLED = "unlabelled set"
-_LABELS_BEFORE = ("label_before", "labels_before", "before", *tables.LABELS)
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """The data of a training run; ``problems`` lists what was found, ``dropped`` those whose examples were left out.
 
-    labels_before: where target examples also lay in the source, some under another label: the labels that they had
-        there, (N,) with -1 for the others
+    labels_before: the target's labels from before it was checked, (N,) with -1 where unknown: of the column that
+        ``Reading.before_column`` names, else, where target examples also lay in the source and some under another
+        label, the labels that they had there
     copies: the ids of these source examples, which are left out; checked: the target's label, where it is another
     """
 
@@ -49,12 +49,16 @@ class Pair:
     test: Examples | None
     problems: tuple[Problem, ...] = ()
     dropped: tuple[Problem, ...] = ()
-    columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
     copies: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
     unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of a table's stored numbers."""
+        return None if self.preparation is None else self.preparation.names
 
 
 def read_pair(
@@ -77,7 +81,8 @@ def read_pair(
 
     unlabelled: path of further inputs, which are read and checked like the source's; labels in it are ignored
     """
-    sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress, unlabelled)
+    reading = reading or Reading()
+    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress, unlabelled)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
@@ -89,13 +94,14 @@ def read_pair(
     copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
     if copies:
         before, checked = labels_in_source(kept["target"], sets["source"], preparation)
+    if in_column:
+        before = torch.tensor([in_column[kept["target"].id_of(row)] for row in range(len(kept["target"]))])
     return Pair(
         kept["source"],
         kept["target"],
         kept.get("test"),
         (*problems, *groups),
         dropped,
-        columns=None if preparation is None else preparation.names,
         labels_before=before,
         copies=copies,
         checked=checked,
@@ -120,7 +126,7 @@ def as_example_set(data: Any, *, name: str, preparation: Preparation | None = No
     """Data in memory, or a Dataset that is read again in every epoch (``LazyDataset``)."""
     if isinstance(data, LazyDataset):
         return data.named(name)
-    if _is_dataset(data) and not fits_memory(data, name=name):
+    if _is_dataset(data) and not fits_memory(data):
         return LazyDataset(data).named(name)
     return as_examples(data, name=name, preparation=preparation)
 
@@ -140,7 +146,7 @@ def as_examples(
     raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
-    examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
+    examples, problems = _decoded(raws[0], shape_for(raws[0], reading))
     _raise_or_log(problems)
     return examples
 
@@ -183,7 +189,7 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
         what = f"the {name} frame"
         return tables.from_table(tables.frame_table(data), name=name, reading=reading, folder=None, what=what)
     if _is_dataset(data):
-        return _from_pair(*stack_dataset(data, name=name), name)
+        return _from_pair(*read_into_memory(data, name=name), name)
     raise UsageError(
         f"the {name} is a {type(data).__name__}: give a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a "
         "pair (inputs, labels), a map-style Dataset of (input, label), a data frame or Examples."
@@ -202,9 +208,10 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
     """With ``labelled=False`` every label is 0; ``known`` are then the training's columns of features."""
     suffix = path.suffix.lower()
     if path.is_dir():
-        for option in ("path_column", "id_column", "truth_column", "group_column", "root") if labelled else ():
-            if getattr(reading, option) is not None:
-                raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
+        lacking = ("label", *tables.MAY_LACK.get(name, tables.ROLES))
+        options = ["root", *(f"{role}_column" for role in tables.ROLES if role not in lacking)]
+        if labelled and (option := next((o for o in options if getattr(reading, o) is not None), None)):
+            raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
         return image_files.read_folder(path, name=name, reading=reading, labelled=labelled)
     if path.exists() and not path.is_file():
         raise UsageError(f"the {name} {str(path)!r} is a pipe or a device: save the data to a file first.")
@@ -218,10 +225,15 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
         )
     if suffix == ".npz":
         return read_npz(path, name=name, labelled=labelled)
-    table = tables.load(path, reading)
-    if labelled:
-        return tables.from_table(table, name=name, reading=reading, folder=path.parent, what=str(path))
-    return tables.without_labels(table, name=name, reading=reading, folder=path.parent, what=str(path), known=known)
+    return tables.from_table(
+        tables.load(path, reading),
+        name=name,
+        reading=reading,
+        folder=path.parent,
+        what=str(path),
+        labelled=labelled,
+        known=known,
+    )
 
 
 # Reading together
@@ -235,7 +247,8 @@ def _read(
     reading: Reading,
     progress: Progress | None,
     unlabelled: str | os.PathLike[str] | None = None,
-) -> tuple[dict[str, Examples], list[Problem], Preparation | None]:
+) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
+    """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
     data = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [_raw(one, name, reading) for name, one in data.items()]
@@ -253,21 +266,25 @@ def _read(
     sets: dict[str, Examples] = {}
     problems: list[Problem] = []
     for raw in raws:
-        sets[raw.name], its = _decoded(raw, shape, reading, progress)
+        sets[raw.name], its = _decoded(raw, shape, progress)
         problems += its
     _check_shapes(sets)
-    return sets, problems + check_examples(sets, mode=mode, preparation=preparation), preparation
+    before = raws[1].before.tolist() if isinstance(raws[1].before, Tensor) else []
+    return (
+        sets,
+        problems + check_examples(sets, mode=mode, preparation=preparation),
+        preparation,
+        {raws[1].id_of(row): label for row, label in enumerate(before)},
+    )
 
 
-def _decoded(
-    raw: Raw, shape: Shape | None, reading: Reading, progress: Progress | None = None
-) -> tuple[Examples, list[Problem]]:
+def _decoded(raw: Raw, shape: Shape | None, progress: Progress | None = None) -> tuple[Examples, list[Problem]]:
     """The usable examples, and the problems of the others."""
     inputs, problems = raw.inputs, list(raw.problems)
     if inputs is None:
         if shape is None:
             raise DataError(f"the {raw.name} has images but the source has features: give both the same kind.")
-        inputs, unreadable = pixels_of(raw, shape, reading, progress)
+        inputs, unreadable = pixels_of(raw, shape, progress)
         problems += unreadable
     labels = raw.labels
     assert isinstance(labels, Tensor)
@@ -346,66 +363,16 @@ def _inputs(
         receipt.report(strict=strict)
         return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
     if image_files.is_image(path) and path.is_file():
-        raw = Raw("input", torch.zeros(1, dtype=torch.int64), files=(str(path),))
+        raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(escaped(str(path)),))
     else:
         raw = _from_path(path, "input", reading, labelled=False)
-    if raw.table is not None or (raw.files is not None and len(shape) != 3):
+    if raw.table is not None or (raw.images is not None and len(shape) != 3):
         kind = "a table" if raw.table is not None else "images"
         raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
     image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
-    examples, problems = _decoded(raw, image_shape, reading)
+    examples, problems = _decoded(raw, image_shape)
     _raise_or_log([replace(problem, stops=problem.stops or strict) for problem in problems])
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
-    names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
+    names = raw.paths or tuple(f"{path}:{row}" for row in range(len(examples)))
     return Inputs(names, examples.inputs, torch.ones(len(names), dtype=torch.bool))
-
-
-# The labels that the target's examples had before they were checked: a column of its table, or a table of its own,
-# matched by its id column, else by row
-
-
-def column_of(given: str, target: Path, reading: Reading) -> str | None:
-    """The column of the target's table that ``given`` names, None if it names a file; UsageError if neither."""
-    is_table = target.suffix.lower() in tables.SUFFIXES and target.is_file()
-    columns = tables.load(target, reading).column_names if is_table else []
-    if given in columns:
-        return given
-    if Path(given).expanduser().is_file():
-        return None
-    what = f"neither a column of {target} nor a file" if columns else "not a file"
-    raise UsageError(
-        f"--labels-before {given!r} is {what}{did_you_mean(given, columns)}: name the column, or the table, with the "
-        "labels from before the check."
-    )
-
-
-def read_labels_before(given: str, target: Examples, path: Path, reading: Reading) -> Tensor:
-    """(N,) class indices, one for each example of ``target``, which was read from ``path``."""
-    column = column_of(given, path, reading)
-    file = Path(given).expanduser() if column is None else path
-    table = tables.load(file, reading)
-    label = column or tables.usual(table.column_names, (reading.label_column or "", *_LABELS_BEFORE))
-    if label is None:
-        raise DataError(f"{file} has no label column among {some(table.column_names)}: call it label.")
-    labels = names_of(tables.load(file, replace(reading, label_column=label))[label].to_pylist()).names
-    identity = tables.usual(table.column_names, (reading.id_column or "", *tables.IDS))
-    keys = map(str, range(len(labels)) if identity is None else table[identity].to_pylist())
-    by_key = dict(zip(keys, labels, strict=True))
-    if len(by_key) < len(labels):
-        raise DataError(f"{file} has two rows for one example: give every example one.")
-    before = [by_key.get(target.id_of(row)) for row in range(len(target))]
-    if missing := [target.id_of(row) for row, name in enumerate(before) if name is None]:
-        raise DataError(
-            f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
-            "every one the label it had before the check, and the same id, in a column id."
-        )
-    names = [plain(str(name)) if reading.merge_labels else str(name) for name in before]
-    if target.classes is None:
-        places = {name: int(name) for name in names if name.isdecimal()}
-    else:
-        places = {name: at for at, name in enumerate(target.classes)}
-    if wrong := sorted(set(names).difference(places)):
-        hint = did_you_mean(wrong[0], target.classes or ())
-        raise DataError(f"{file} has the labels {some(wrong)}, which are not classes of the data{hint}: correct them.")
-    return torch.tensor([places[name] for name in names], dtype=torch.int64)

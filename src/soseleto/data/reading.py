@@ -44,8 +44,6 @@ class Reading:
     merge_labels: make one class of names that differ only in case, blanks, Unicode form or zeros (007, 7 and 7.0)
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
-    cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
-    workers: number of decoding processes, 0 for none; default: one per core if there are many images
     """
 
     image_size: int | tuple[int, int] | None = None
@@ -65,8 +63,6 @@ class Reading:
     merge_labels: bool = False
     root: str | Path | None = None
     allow_outside: bool = False
-    cache: str | Path | None = None
-    workers: int | None = None
 
     def __post_init__(self) -> None:
         sides = self.sides
@@ -76,8 +72,6 @@ class Reading:
             )
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
-        if self.workers is not None and self.workers < 0:
-            raise UsageError(f"workers must be 0 or more, got {self.workers}.")
         named = [name for option in _KINDS for name in _columns(self, option)]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(_KINDS)}.")
@@ -164,19 +158,17 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Raw:
-    """One data set before its labels are numbered; exactly one of ``inputs``, ``table``, ``files`` and ``images`` is
-    set.
-    """
+    """One data set before its labels are numbered; exactly one of ``inputs``, ``table`` and ``images`` is set."""
 
     name: str  # "source", "target", "test" or "unlabelled set", for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared
-    files: tuple[str, ...] | None = None
-    images: Sequence[Any] | None = None  # Pillow images, opened on access
+    images: Sequence[Any] | None = None  # Pillow images, opened on access, or files, of which paths is then set
     ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
+    before: Names | Tensor | None = None  # of a target: the labels from before a check
     paths: tuple[str, ...] | None = None
     groups: Tensor | None = None  # as of Examples
     texts: bool = False  # the inputs are tokens

@@ -43,9 +43,9 @@ def check_size(unpacked: int, *, what: str) -> None:
         raise DataError(f"{what} holds {unpacked} bytes, more than the limit of {MAX_BYTES}: split the file.")
 
 
-def cache_root(folder: Path | str | None = None) -> Path:
-    """``folder``, else SOSELETO_CACHE, else ~/.cache/soseleto/images."""
-    chosen = folder or os.environ.get("SOSELETO_CACHE") or Path.home() / ".cache" / "soseleto" / "images"
+def cache_root() -> Path:
+    """SOSELETO_CACHE, else ~/.cache/soseleto/images."""
+    chosen = os.environ.get("SOSELETO_CACHE") or Path.home() / ".cache" / "soseleto" / "images"
     return Path(chosen).expanduser()
 
 
@@ -62,12 +62,9 @@ def is_large(size: int) -> bool:
 
 
 @contextmanager
-def passing_file(folder: Path | str | None, *, what: str) -> Iterator[Path]:
-    """A new file, whose name is removed at the end; a process that has mapped it keeps its content.
-
-    folder: by default the cache, see ``cache_root``
-    """
-    root = cache_root(folder)
+def passing_file(*, what: str) -> Iterator[Path]:
+    """A new file in the cache, whose name is removed at the end; a process that has mapped it keeps its content."""
+    root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
@@ -85,7 +82,7 @@ def empty(rows: int, *sizes: int, what: str, dtype: torch.dtype = torch.float32)
     size = rows * int(np.prod(sizes))
     if not is_large(size * dtype.itemsize):
         return torch.empty(rows, *sizes, dtype=dtype)
-    with passing_file(None, what=what) as path:
+    with passing_file(what=what) as path:
         with open(path, "r+b") as file:
             if hasattr(os, "posix_fallocate"):  # a full disk is noticed now, and not as a crash later
                 os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)

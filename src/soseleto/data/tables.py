@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,14 +29,19 @@ from soseleto.data.storage import check_size, is_large, passing_file
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
-LABELS = ("label", "class", "target", "y", "category")
-PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
-IDS = ("id", "uid", "uuid", "key")
+ROLES = {  # with the usual names of their columns
+    "label": ("label", "class", "target", "y", "category"),
+    "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path"),
+    "id": ("id", "uid", "uuid", "key"),
+    "truth": (),
+    "group": (),
+    "before": (),
+}
+# Roles whose column a set may lack; other sets than these, such as unlabelled ones, may lack any.
+MAY_LACK = {"source": ("group", "before"), "target": ("truth",), "test": ("truth", "before")}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
 _NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
-# The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
-_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
 
 
 # Files
@@ -47,7 +52,7 @@ def load(path: Path, reading: Reading | None = None) -> Any:
     reading, suffix = reading or Reading(), path.suffix.lower()
     try:
         if suffix == ".parquet":
-            return _load_parquet(path, reading)
+            return _load_parquet(path)
         text = _decoded(path, reading.encoding)
         table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
         table.validate(full=True)
@@ -99,7 +104,8 @@ def _load_csv(text: str, path: Path, reading: Reading) -> Any:
         parse_options=pyarrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         convert_options=pyarrow_csv.ConvertOptions(column_types=dict.fromkeys(header, pyarrow.string())),
     )
-    for column in (reading.label_column or usual(table.column_names, LABELS), reading.truth_column):
+    label = reading.label_column or usual(table.column_names, ROLES["label"])
+    for column in (label, reading.truth_column, reading.before_column):
         if column is not None and table.column_names.count(column) == 1:
             labels = labels_of_words(table[column].to_pylist())
             table = table.set_column(table.column_names.index(column), column, pyarrow.array(labels))
@@ -136,7 +142,7 @@ def _load_json(text: str, path: Path) -> Any:
     return column_table({name: [row.get(name) for row in rows] for name in names})
 
 
-def _load_parquet(path: Path, reading: Reading) -> Any:
+def _load_parquet(path: Path) -> Any:
     parquet = need("pyarrow.parquet", to="reading Parquet")
     with parquet.ParquetFile(str(path)) as file:
         groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
@@ -144,16 +150,16 @@ def _load_parquet(path: Path, reading: Reading) -> Any:
         size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
         check_size(size, what=str(path))
         if is_large(max(size, sum(group.total_byte_size for group in groups))):
-            return _mapped(file, path, reading)
+            return _mapped(file, path)
         table = file.read()
     table.validate(full=True)
     return table
 
 
-def _mapped(file: Any, path: Path, reading: Reading) -> Any:
+def _mapped(file: Any, path: Path) -> Any:
     """An open Parquet file, copied to disk in the form in which it is used, of which only what is needed is read."""
     pyarrow, ipc = cells.pyarrow(), need("pyarrow.ipc", to="reading Parquet")
-    with passing_file(reading.cache, what=str(path)) as copy:
+    with passing_file(what=str(path)) as copy:
         with pyarrow.OSFile(str(copy), "wb") as sink, ipc.new_stream(sink, file.schema_arrow) as writer:
             for batch in file.iter_batches(batch_size=storage.PIECE):
                 writer.write_batch(batch)
@@ -237,71 +243,49 @@ class _Column(Sequence[Any]):
 # Columns
 
 
-class Columns(NamedTuple):
-    """The columns with a role; the others are features."""
-
-    label: str
-    path: str | None
-    identity: str | None
-    truth: str | None
-    group: str | None
-
-
 def usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
     """The column that has the first of these names, ignoring case."""
     lower = {column.lower(): column for column in reversed(columns)}
     return next((lower[name.lower()] for name in names if name.lower() in lower), None)
 
 
-def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
-    """Find the columns by the given names, else by the usual ones."""
-    label = _column(table, reading, "label_column", LABELS, what)
-    if label is None:
-        raise DataError(
-            f"{what} has no label column among {some(table.column_names)}: "
-            "type reading=Reading(label_column=...), or --label-column."
-        )
-    path = path_column_of(table, reading, what=what)
-    identity = _column(table, reading, "id_column", IDS, what)
-    truth = _column(table, reading, "truth_column", (), what)
-    group = _column(table, reading, "group_column", (), what)
-    columns = Columns(label, path, identity, truth, group)
-    used = [column for column in columns if column is not None]
-    if len(set(used)) != len(used):
-        raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
-    return columns
+def roles_of(
+    table: Any, reading: Reading, *, what: str, name: str = "source", known: Sequence[str] = ()
+) -> dict[str, str]:
+    """The columns with a role, by role: as given, else by their usual names; the others are features.
+
+    name: of the set, which may lack some of the given columns
+    known: columns of features, among which none is found by its name
+    """
+    roles, columns = {}, table.column_names
+    for role, names in ROLES.items():
+        given = getattr(reading, f"{role}_column")
+        column = given if given in columns else None
+        if given is None:
+            column = _by_name([column for column in columns if column not in known], role, names, what)
+        elif column is None and role not in MAY_LACK.get(name, ROLES):
+            hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
+            raise UsageError(f"{what} has no column {given!r} for {role}_column{hint}.")
+        if column is not None:
+            roles[role] = column
+    if "path" in roles and reading.path_column is None and (known or not _has_words(table[roles["path"]])):
+        del roles["path"]
+    if len(set(roles.values())) < len(roles):
+        raise UsageError(f"{what}: one column is named for two roles among {some([*roles.values()])}: name another.")
+    return roles
 
 
-def path_column_of(table: Any, reading: Reading, *, what: str) -> str | None:
-    """A column of a usual name is one of paths only if it holds words."""
-    path = _column(table, reading, "path_column", PATHS, what)
-    if path is None or reading.path_column is not None:
-        return path
-    is_text = cells.is_text(table[path]) or cells.is_category(table[path])
-    return path if is_text and cells.numbers(table[path]).is_word.any() else None
-
-
-def _column(table: Any, reading: Reading, option: str, names: Sequence[str], what: str) -> str | None:
-    given, columns = getattr(reading, option), table.column_names
-    if given is not None and given not in columns:
-        hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
-        raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
-    found = given or usual(columns, names)
-    alike = [column for column in columns if given is None and found and column.lower() == found.lower()]
+def _by_name(columns: Sequence[str], role: str, names: Sequence[str], what: str) -> str | None:
+    column = usual(columns, names)
+    alike = [other for other in columns if column is not None and other.lower() == column.lower()]
     if len(alike) > 1:
-        raise UsageError(f"{what} has the columns {some(alike)}: name the one to use, such as {option}={found!r}.")
-    return found
+        example = f"{role}_column={column!r}"
+        raise UsageError(f"{what} has the columns {some(alike)}: name the one to use, such as {example}.")
+    return column
 
 
-def index_columns(table: Any) -> list[str]:
-    """The index of a pandas data frame, which is no feature: by its name, and by what pandas recorded in Parquet."""
-    try:
-        recorded = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
-    except (KeyError, ValueError, TypeError, RecursionError):  # none, or written by something else
-        recorded = []
-    recorded = recorded if isinstance(recorded, list) else []
-    unnamed = table.column_names[:1] == [""]  # in a CSV file
-    return [n for n in table.column_names if _INDEX.fullmatch(n) or n in recorded or (unnamed and not n)]
+def _has_words(column: Any) -> bool:
+    return (cells.is_text(column) or cells.is_category(column)) and bool(cells.numbers(column).is_word.any())
 
 
 # Data sets
@@ -315,53 +299,44 @@ def from_table(
     folder: Path | None,
     what: str,
     images: Sequence[Any] | None = None,
+    labelled: bool = True,
+    known: Sequence[str] = (),
 ) -> Raw:
     """A pyarrow table as a data set; relative paths start from ``folder``.
 
     images: one for every row, in place of features
+    labelled: else inputs alone, whose ids are their rows and whose labels are all 0
+    known: as of ``roles_of``
     """
-    _check(table, name, what)
-    if name != "source" and reading.truth_column not in table.column_names:
-        reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
-    if name == "source" and reading.group_column not in table.column_names:
-        reading = replace(reading, group_column=None)  # nothing is measured on the source
-    label, path, identity, truth, group = columns_of(table, reading, what=what)
-    raw = Raw(
-        name,
-        labels_from(table[label].to_pylist(), name=name),
-        ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
-        truth=None if truth is None else names_of(table[truth].to_pylist()),
-        groups=None if group is None else _groups(cells.words(table[group]).to_pylist()),
-        images=images,
-    )
-    if images is not None:
-        return raw
-    if path is not None:
-        return _with_images(raw, table[path].to_pylist(), reading, folder)
-    return _with_features(raw, table, (label, identity, truth, group, reading.before_column), what)
-
-
-def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
-    """Inputs alone, whose ids are their rows and whose labels are all 0.
-
-    known: columns of features, among which no label is looked for
-    """
-    _check(table, name, what)
-    raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64))
-    path = None if known else path_column_of(table, reading, what=what)
-    if path is not None:
-        return _with_images(raw, table[path].to_pylist(), reading, folder)
-    others = [column for column in table.column_names if column not in known]
-    label, identity = reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS)
-    roles = (label, identity, reading.group_column)
-    return _with_features(raw, table, roles, what)
-
-
-def _check(table: Any, name: str, what: str) -> None:
     if table.num_rows == 0:
         raise DataError(f"{what} has no rows: give the {name} at least one example.")
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
+    roles = roles_of(table, reading, what=what, name=name, known=known)
+    values = {role: table[column].to_pylist() for role, column in roles.items()}
+    raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64), images=images)
+    if labelled:
+        if "label" not in roles:
+            raise DataError(
+                f"{what} has no label column among {some(table.column_names)}: "
+                "type reading=Reading(label_column=...), or --label-column."
+            )
+        raw = replace(
+            raw,
+            labels=labels_from(values["label"], name=name),
+            ids=_ids(values["id"], f"column {roles['id']!r} of {what}") if "id" in roles else None,
+            truth=names_of(values["truth"]) if "truth" in roles else None,
+            before=names_of(values["before"]) if "before" in roles and name == "target" else None,
+            groups=_groups(cells.words(table[roles["group"]]).to_pylist()) if "group" in roles else None,
+        )
+    if images is not None:
+        return raw
+    if "path" in roles:
+        return _with_images(raw, values["path"], reading, folder)
+    features = table.drop_columns([*roles.values()])
+    if not features.num_columns:
+        raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
+    return replace(raw, table=features)
 
 
 def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
@@ -377,18 +352,6 @@ def _groups(names: Sequence[str | None]) -> torch.Tensor:
     return torch.tensor([-1 if digest is None else int.from_bytes(digest) >> 1 for digest in digests])
 
 
-def _with_features(raw: Raw, table: Any, roles: Sequence[str | None], what: str) -> Raw:
-    table = table.drop_columns([column for column in roles if column in table.column_names])
-    index = index_columns(table)
-    table = table.drop_columns(index)
-    if not table.num_columns:
-        raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
-    listed = some([repr(column) for column in index])
-    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
-    problems = (Problem(raw.name, "index", text, stops=False),) if index else ()
-    return replace(raw, table=table, problems=problems)
-
-
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
     missing = {row: None for row, path in enumerate(paths) if not path or "\0" in str(path)}
@@ -401,7 +364,7 @@ def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path 
     ]
     unread = {*missing, *left}  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(raw, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
+    return replace(raw, images=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
 
 
 def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,10 +60,6 @@ class Tokenizer:
         encoder.enable_truncation(self.longest)
         return encoder
 
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self.json.encode()).hexdigest()
-
 
 @dataclass(frozen=True)
 class TextPreparation:
@@ -111,7 +106,7 @@ class TextPreparation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values; the tokenizer itself is a file of the run folder."""
-        tokenizer = {"longest": self.tokenizer.longest, "pad": self.tokenizer.pad, "sha256": self.tokenizer.fingerprint}
+        tokenizer = {"longest": self.tokenizer.longest, "pad": self.tokenizer.pad}
         return {"text": self.column, "tokenizer": tokenizer, "seen": [vars(seen) for seen in self.seen]}
 
     @classmethod
@@ -120,14 +115,11 @@ class TextPreparation:
         try:
             settings = fields["tokenizer"]
             tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
-            preparation = cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
+            return cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"the preparation of the texts cannot be read ({error}): restore it from a copy."
             ) from error
-        if tokenizer.fingerprint != settings["sha256"]:
-            raise DataError("the tokenizer of the run is not the one of its training: restore it from a copy.")
-        return preparation
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ class Views:
     flip: bool = True
     strong: StrongAugment = field(default_factory=StrongAugment)
     count: int = 2
-    nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
 
     def __post_init__(self) -> None:
         _check(self, 0.0 <= self.crop <= 1.0, "crop must be a share of the side in [0, 1], such as 0.125")
@@ -59,7 +58,6 @@ class TokenViews:
 
     drop: float = 0.1
     count: int = 2
-    nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
 
     def __post_init__(self) -> None:
         _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.1")
@@ -97,7 +95,6 @@ class FeatureViews:
     count: int = 2
     missing: tuple[float, ...] = field(default=(), repr=False)
     columns: tuple[int, ...] = field(default=(), repr=False)
-    nothing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.4")

@@ -38,15 +38,10 @@ def _pooled(side: int) -> int:
 
 def lenet(classes: int = 10, *, channels: int = 1, size: int = 28) -> nn.Sequential:
     """LeNet as Caffe ships it: convolutions of 20 and 50 channels, 500 hidden units."""
-    return nn.Sequential(*lenet_trunk(channels=channels, size=size), nn.Linear(500, classes))
-
-
-def lenet_trunk(*, channels: int = 1, size: int = 28) -> nn.Sequential:
-    """LeNet without its classifier."""
     side = ((size - 4) // 2 - 4) // 2
     return nn.Sequential(
         nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(50 * side * side, 500), nn.ReLU(),
+        nn.Flatten(), nn.Linear(50 * side * side, 500), nn.ReLU(), nn.Linear(500, classes),
     )  # fmt: skip
 
 

@@ -33,14 +33,12 @@ class PretrainedOptions:
 
     weights: a .safetensors file in place of the network's own weights, or ``"none"`` for random ones (timm)
     train: ``"all"``, ``"head"``, or ``"last:N"``, the last N blocks with what follows them
-    lora: the rank of LoRA adapters, which are trained instead, with the head; 0 for none
     batch_norm: ``"fixed"`` keeps the statistics of BatchNorm as they are; ``"train"`` takes each batch's
     size: pixels a side at which the network runs; None takes the network's own
     """
 
     weights: str | None = None
     train: str = "all"
-    lora: int = 0
     batch_norm: str = "train"
     size: int | None = None
 
@@ -51,10 +49,6 @@ class PretrainedOptions:
             raise UsageError(
                 f"train must be all, head or last:N with N at least 1, got {self.train!r}: write --train last:2."
             )
-        if self.lora < 0:
-            raise UsageError(f"the rank of LoRA must be 0 or more, got {self.lora}.")
-        if self.lora and self.train != "all":
-            raise UsageError("LoRA trains its adapters and the head: leave --train out.")
         if self.batch_norm not in BATCH_NORM:
             raise UsageError(f"batch-norm must be train or fixed, got {self.batch_norm!r}.")
 
@@ -112,7 +106,7 @@ def pretrained_images(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A network with its weights (in transfer mode the trunk), and its description for ``rebuilt``.
 
-    A new head and LoRA adapters are initialised from the seed.
+    A new head is initialised from the seed.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UsageError(f"model {name!r} takes images with 1 or 3 channels, got inputs of shape {shape}: give others.")
@@ -129,7 +123,7 @@ def pretrained_images(
 
 def rebuilt(name: str, mode: str, *, classes: int, described: Mapping[str, Any]) -> nn.Module:
     """The architecture that ``described`` says, with random weights."""
-    options = PretrainedOptions(**{field: described[field] for field in ("train", "lora", "batch_norm")})
+    options = PretrainedOptions(**{field: described[field] for field in ("train", "batch_norm")})
     size = described["input_size"]
     if name.startswith(TIMM):
         source = _of_timm(name, RANDOM, size)
@@ -214,9 +208,7 @@ def _with_head(source: Source, mode: str, classes: int, options: PretrainedOptio
     network = source.network.train()
     head = _head_of(network)
     old = network.get_submodule(head)
-    if options.lora:
-        network = _add_lora(network, options.lora, head)
-    elif options.train != "all":
+    if options.train != "all":
         count = int(options.train.removeprefix(LAST)) if options.train.startswith(LAST) else 0
         kept = _in_last_blocks(network, count) if count else set()
         for name, p in network.named_parameters():
@@ -238,19 +230,6 @@ def _head_of(network: nn.Module) -> str:
     config = getattr(network, "pretrained_cfg", None)
     by_timm = config.get("classifier") if isinstance(config, Mapping) else None
     return by_timm if isinstance(by_timm, str) and by_timm in linear else linear[-1]
-
-
-def _add_lora(network: nn.Module, rank: int, head: str) -> nn.Module:
-    """Adapters on every linear layer but the head, or on convolutions where there is none; only these are trained."""
-    peft = need("peft", to="LoRA")
-    layers = {name: module for name, module in network.named_modules() if name != head}
-    names = [name for name, module in layers.items() if isinstance(module, nn.Linear)]
-    names = names or [name for name, m in layers.items() if isinstance(m, nn.Conv2d) and m.groups == 1]
-    for p in network.parameters():
-        p.requires_grad_(False)
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
-    adapted: nn.Module = peft.inject_adapter_in_model(config, network)
-    return adapted
 
 
 def last_blocks(network: nn.Module, wanted: int) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from soseleto.data.images import outside
 from soseleto.data.labels import names_of
 from soseleto.data.reading import Reading, escaped, existing
 from soseleto.data.storage import is_large
-from soseleto.data.tables import columns_of
+from soseleto.data.tables import roles_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
 from soseleto.run_folder.folder import PICTURES, REVIEW, SOURCE, RunFolder, require_writable
@@ -94,7 +94,7 @@ def _with_columns(
     own = {name: ranking.pop(name) for name in columns}
     own_names = list(features[:MOST_TABLE_COLUMNS])
     wanted = set(ranking["id"][shown_rows(ranking)].tolist()) if is_large(table.nbytes) else None
-    row_of = {key: row for row, key in enumerate(row_ids(table, columns_of(table, reading, what=str(path)).identity))}
+    row_of = {key: row for row, key in enumerate(row_ids(table, roles_of(table, reading, what=str(path)).get("id")))}
     rows = [row_of.get(str(key)) if wanted is None or key in wanted else None for key in ranking["id"]]
     added: dict[str, list[str]] = {}
     for name in beside:
@@ -181,11 +181,11 @@ def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[st
     options: dict[str, Any] = {name: source.get(name) for name in OPTIONS}
     reading = Reading(**options)
     table = tables.load(file, reading)
-    columns = columns_of(table, reading, what=str(file))
-    if columns.path is not None:
-        files = existing_files(os.path.join(file.parent, value or "") for value in table[columns.path].to_pylist())
-        table = _with_column(table, columns.path, _need("pyarrow").array(_relative_to(out, files)))
-    return table, columns.label, row_ids(table, columns.identity)
+    roles = roles_of(table, reading, what=str(file))
+    if "path" in roles:
+        files = existing_files(os.path.join(file.parent, value or "") for value in table[roles["path"]].to_pylist())
+        table = _with_column(table, roles["path"], _need("pyarrow").array(_relative_to(out, files)))
+    return table, roles["label"], row_ids(table, roles.get("id"))
 
 
 def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:

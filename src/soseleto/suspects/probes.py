@@ -160,6 +160,11 @@ def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
 
 def class_count_of_both(source: ExampleSet, target: ExampleSet) -> int:
     """The number of classes of source and target."""
+    if isinstance(source, LazyDataset):
+        raise UsageError(
+            "probes lie among a source in memory, and this one is read in every epoch: say probes=0, and take the "
+            "suspects of soseleto.scan."
+        )
     labels = [side.sample_labels() for side in (source, target)]
     if any(each.is_floating_point() or each.ndim != 1 for each in labels):
         raise UsageError("probes need class labels, one index per example: say probes=0.")
@@ -190,8 +195,6 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
 def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> ExampleSet:
     """One data set: the source examples, then the probes."""
     names = [f"probe {taken.id_of(at)}" for at in range(len(taken))]
-    if isinstance(source, LazyDataset):
-        return source.followed_by(taken, probes.labels, names)
     if not isinstance(taken, Examples):  # few: what is random in them is drawn once
         taken = Examples(*taken.take(torch.arange(len(taken))))
     assert isinstance(source, Examples)

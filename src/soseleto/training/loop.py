@@ -185,14 +185,13 @@ class Loop:
         self, examples: ExampleSet, batches: Sequence[Tensor], side: str, epoch: int, start: int
     ) -> Iterator[Batch]:
         device, ranks = self.task.device, self.team.ranks
-        augment = self.settings.augment[0 if side == "source" else 1]
         made = feed(
             examples,
             batches,
             seed=self.options.seed,
             epoch=epoch,
             purpose=f"{side}/augment",
-            augment=None if augment is None or augment.nothing else augment,
+            augment=self.settings.augment[0 if side == "source" else 1],
             prepare=self.setup.network.prepare,
             start=start,
             keep=my_rows(side, self.team),

@@ -370,7 +370,7 @@ def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
     if not sharing.nothing:
         require_sharing(method, method.name)
     for augment, examples in zip(settings.augment, (data.source, data.target), strict=True):
-        if augment is None or augment.nothing:
+        if augment is None:
             continue
         if isinstance(augment, AnyViews):
             kind, needed = INPUTS_OF_VIEWS[type(augment)]
