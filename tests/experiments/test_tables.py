@@ -220,7 +220,8 @@ def test_every_line_of_table1_has_the_same_data(noise: float | str) -> None:
         assert torch.equal(sides.target.inputs, first.target.inputs)
         if config.labels == "noisy":
             assert torch.equal(sides.source.labels, first.source.labels)
-        assert (config.epochs, config.batch_size, config.weight_decay) == (60, 256, 5e-4)
+        if line not in table1.PAPER_LINES:
+            assert (config.epochs, config.batch_size, config.weight_decay) == (60, 256, 5e-4)
         assert table1.method_of(config, sides).name
     right = table1.data(table1.configuration("oracle", **common)).source
     assert torch.equal(right.labels, first.truth)
