@@ -10,7 +10,6 @@ with their true labels are put aside and evaluated instead.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -326,8 +325,7 @@ def _table(
     published: Published | None = None,
 ) -> str:
     """Published numbers on top."""
-    shown = [any(row["setting"]["noise"] == noise for row in rows) for noise in columns.values()]
-    more = [[title, *itertools.compress(numbers, shown)] for title, numbers in (published or {}).items()]
+    more = [[title, *numbers] for title, numbers in (published or {}).items()]
     settings = {title: {"noise": noise} for title, noise in columns.items()}
     return table(rows, methods=titles, settings=settings, show=_shown, more=more)
 

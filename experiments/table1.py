@@ -341,6 +341,7 @@ PAPER = (
     ("paper: Xiao et al., 10,000 clean", "69.81", "66.76", "63.00"),
     ("paper: SOSELETO", "72.41", "69.98", "66.33"),
 )
+PAPER_AND_HALF = (*PAPER, ("paper: wrong labels in the better half by weight", "4", "10", "20"))
 TITLES = {name: title for name, (title, _) in LINES.items()}
 VARIANTS = {name: title for name, title in TITLES.items() if title.startswith("…")}
 UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
@@ -364,7 +365,7 @@ SIGNALS = {
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Accuracy of every method after the last epoch, with the paper's numbers on top."""
     titles = {name: title for name, title in TITLES.items() if name not in {**VARIANTS, **PAPER_LINES}}
-    return _table(at_every_noise(rows), titles, more=_published(rows, PAPER))
+    return _table(at_every_noise(rows), titles, more=PAPER)
 
 
 def paper_table(rows: Sequence[Row]) -> str:
@@ -374,21 +375,13 @@ def paper_table(rows: Sequence[Row]) -> str:
     half = [{**row, "method": f"{row['method']}, half", "value": _better_half(row, "weight")} for row in weighted]
     titles = {name: TITLES[name] for name in PAPER_LINES}
     titles |= {f"{name}, half": f"{title}: wrong labels in the better half by weight" for name, title in titles.items()}
-    more = _published(mine, [*PAPER, ("paper: wrong labels in the better half by weight", "4", "10", "20")])
-    return _table(mine + half, titles, more=more)
+    return _table(mine + half, titles, more=PAPER_AND_HALF)
 
 
 def _better_half(row: Row, signal: str) -> float:
     """Percent of wrong labels among the half of the source that this signal trusts more."""
     wrong: float = row["kept"][signal][row["kept"]["fraction"].index(0.5)]
     return wrong
-
-
-def _published(rows: Sequence[Row], lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The paper's numbers in the columns that have runs."""
-    noises = {row["setting"]["noise"] for row in rows}
-    shown = [noise for noise in COLUMNS.values() if noise in noises]
-    return [[title, *(dict(zip(NOISE, numbers, strict=False)).get(n, "") for n in shown)] for title, *numbers in lines]
 
 
 def ingredients_table(rows: Sequence[Row]) -> str:
