@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.experiment import Cell, Experiment, Root, drawn, fields_of, line
+from experiments.experiment import Cell, Experiment, Root, fields_of, line
 from experiments.results import Row
+from experiments.training import drawn
 from soseleto.algorithm import Soseleto
 from soseleto.cli import demo
 from soseleto.models.architectures import mlp

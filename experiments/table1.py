@@ -20,27 +20,11 @@ from torch import nn
 
 from experiments import cleanlab, measures
 from experiments.data import load
-from experiments.experiment import (
-    Cell,
-    Experiment,
-    Lines,
-    Root,
-    Run,
-    Sides,
-    accuracies,
-    autocast,
-    check_noise,
-    drawn,
-    fields_of,
-    for_images,
-    line,
-    train,
-)
-from experiments.methods.early_stopping import EarlyStopping
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
+from experiments.training import ByEpoch, accuracies, autocast, drawn, for_images, train
 from soseleto.data import Augment, Examples, Preprocess, generator, symmetric
-from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.defaults import (
     DOUBTFUL,
@@ -52,11 +36,10 @@ from soseleto.defaults import (
     few_weight_step,
 )
 from soseleto.errors import UsageError
-from soseleto.methods import Recording, Signals
+from soseleto.methods import Signals
 from soseleto.models.by_name import by_name
 from soseleto.task.optimizers import adamw, sgd
-from soseleto.task.task import Method
-from soseleto.training.options import Compute, Inputs, Probes
+from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result
 
 NAME = "cifar10-noise"
@@ -270,20 +253,9 @@ def _shrunk(examples: Examples, *, size: int) -> Examples:
     return replace(examples, inputs=F.avg_pool2d(examples.inputs.float(), side // size).round().to(torch.uint8))
 
 
-def method_of(config: Config, sides: Sides) -> Method:
-    """The method with its settings, wrapped in early stopping if configured."""
-    method = make_method(config.base, config.settings)
-    if not config.early_stopping:
-        return method
-    assert sides.heldout is not None
-    inputs = Preprocess.of(sides.source.inputs)(sides.heldout.inputs)  # as fit prepares them
-    heldout = Batch(torch.arange(len(inputs)), inputs, sides.heldout.labels)
-    return EarlyStopping(method=method, heldout=heldout, every=-(-len(sides.source) // config.batch_size))
-
-
-def model_of(config: Config) -> nn.Module:
+def model_of(config: Config, device: str) -> nn.Module:
     with drawn(config.seed, f"{NAME}/model"):
-        return by_name(config.model, classes=10, shape=(3, config.size, config.size))
+        return for_images(by_name(config.model, classes=10, shape=(3, config.size, config.size)), device)
 
 
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:
@@ -291,38 +263,38 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
     labels, truth = sides.source.labels, sides.truth
     assert truth is not None
     if config.folds:
-
-        def on_part(source: Examples, **changes: Any) -> Result:
-            return trained(replace(config, **changes), replace(sides, source=source), device)
-
-        budget = {"epochs": config.epochs, "folds": config.folds, "seed": config.seed}
-        by_fold = cleanlab.probabilities(on_part, sides.source, **budget, name=NAME)
+        by_fold = cleanlab.probabilities(partial(trained, device=device), config, sides, NAME)
         trust = cleanlab.trusts(by_fold, labels)
         return {**measures.detection(labels, truth, trust), **measures.kept(labels, truth, trust)}
     signals = Signals(len(labels)) if config.record and config.labels == "noisy" and not config.probes else None
-    result = trained(config, sides, device, signals)
+    network, by_epoch = model_of(config, device), None
+    if config.early_stopping:
+        assert sides.heldout is not None
+        by_epoch = ByEpoch(network, Preprocess.of(sides.source.inputs), heldout=sides.heldout, test=sides.test)
+    result = trained(config, sides, device, network, signals=signals, progress=by_epoch or False)
     trust = measures.trusts(result, signals)
     row = {**accuracies(config, result, sides), **measures.detection(labels, truth, trust)}
+    if by_epoch is not None:
+        best = max(by_epoch.percent["heldout"])
+        row["accuracy"] = by_epoch.percent["test"][by_epoch.percent["heldout"].index(best)]
     if config.probes:
         lists = [(asked, result.suspects(asked)) for asked in ASKED]
         row["suspects"] = [measures.suspects(listed, labels, truth, asked) for asked, listed in lists if len(listed)]
     return {**row, **measures.kept(labels, truth, trust)}
 
 
-def trained(config: Config, sides: Sides, device: str, signals: Signals | None = None) -> Result:
+def trained(config: Config, sides: Sides, device: str, network: nn.Module | None = None, **arguments: Any) -> Result:
     """One training of the configuration's network, with its schedule and augmentation, by any method."""
-    method = method_of(config, sides)
     return train(
         config,
-        for_images(model_of(config), device),
-        sides.source,
-        sides.target,
-        method=method if signals is None else Recording(method, signals),
+        network or model_of(config, device),
+        sides,
+        method=make_method(config.base, config.settings),
         optimizer=adamw if config.adam else sgd,  # without weight decay AdamW is Adam
         inputs=Inputs(augment=Augment(crop=config.crop, flip=config.flip)),
-        probes=Probes(share=config.probes, labels_before=sides.before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=autocast(config.precision, device), micro_batch_size=config.micro_batch_size),
         device=device,
+        **arguments,
     )
 
 

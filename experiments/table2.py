@@ -14,21 +14,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from experiments.digits import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, as_the_authors_load, prepare
-from experiments.experiment import Cell, Experiment, Lines, Root, Run, accuracies, drawn, fields_of, line, rates, train
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, fields_of, line
 from experiments.measures import compare
 from experiments.methods.luo import Luo
 from experiments.methods.matching import Attention
 from experiments.pseudo_labels import Guesses, Rounds, fit_unlabelled
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto
+from experiments.training import ByEpoch, accuracies, drawn, rates, train
 from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
 from soseleto.models.architectures import lenet_trunk
-from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
 from soseleto.training.options import Balanced, Heads, Inputs
@@ -287,25 +286,20 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
         "inputs": Inputs(augment=(of_source, moves(config)), standardize=not (config.standardize or config.loader)),
         "device": device,
     }
-    optimizer, by_epoch = partial(sgd, momentum=config.momentum), list[float]()
-    evaluated = digits.heldout if config.select else digits.test
-    assert evaluated is not None
-
-    def after(event: str, record: Row) -> None:
-        """Where the rate is constant, the accuracy of shorter trainings."""
-        if event == "epoch" and config.loader and heads.target is not None:
-            by_epoch.append(accuracy(nn.Sequential(trunk, heads.target), evaluated))
-
+    optimizer, by_epoch = partial(sgd, momentum=config.momentum), None
+    if config.loader and heads.target is not None:
+        evaluated = digits.heldout if config.select else digits.test
+        assert evaluated is not None
+        by_epoch = ByEpoch(nn.Sequential(trunk, heads.target), evaluated=evaluated)
     result = train(
         config,
         trunk,
-        digits.source,
-        digits.target,
+        digits,
         mode="transfer",
         method=method_of(config, digits),
         heads=heads,
         optimizer=optimizer,
-        progress=after,
+        progress=by_epoch or False,
         **shared,
     )
     rounds, guesses = rounds_of(config), None
@@ -313,15 +307,7 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
         shared |= {"optimizer": rates(config, optimizer), "seed": config.seed}
         guesses = fit_unlabelled(result, digits.target, digits.unlabelled.inputs, rounds, shared)
     row = {**accuracies(config, result, digits), **weight_facts(config, digits, result, guesses)}
-    return {**row, "by_epoch": by_epoch} if by_epoch else row
-
-
-def accuracy(model: nn.Module, examples: Examples) -> float:
-    """Percent, of a model that is in training."""
-    device = next(model.parameters()).device
-    with evaluation_mode(model), torch.no_grad():
-        right = model(examples.inputs.to(device)).argmax(1).cpu() == examples.labels
-    return 100.0 * float(right.double().mean())
+    return row if by_epoch is None else {**row, "by_epoch": by_epoch.percent["evaluated"]}
 
 
 def rounds_of(config: Config) -> Rounds | None:

@@ -222,7 +222,7 @@ def test_every_line_of_table1_has_the_same_data(noise: float | str) -> None:
             assert torch.equal(sides.source.labels, first.source.labels)
         if line not in table1.PAPER_LINES:
             assert (config.epochs, config.batch_size, config.weight_decay) == (60, 256, 5e-4)
-        assert table1.method_of(config, sides).name
+        assert make_method(config.base, config.settings).name
     right = table1.data(table1.configuration("oracle", **common)).source
     assert torch.equal(right.labels, first.truth)
 
@@ -294,7 +294,7 @@ def test_usual_lines_are_what_fit_chooses(noise: float | str, many: bool, model:
     known: dict[str, Any] = {"classes": True, "ends_in_linear": True, "n_source": 45000}
     network = by_name(model, classes=10, shape=(3, 32, 32))
     usual: Any = resolve(network, epochs=20, wrong_share=0.3 * many, **known).method
-    ours = table1.method_of(config, None)  # type: ignore[arg-type]
+    ours = make_method(config.base, config.settings)
     assert ours == replace(usual, gradients=chain(usual.gradients))
 
 
