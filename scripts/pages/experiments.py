@@ -27,8 +27,6 @@ def synthetic() -> str:
         if key == "flipped_below":
             lines.append(["… median", *(f"{statistics.median(own):.0f}{unit}" for own in values)])
             lines.append(["… in the worst of the seeds", *(f"{min(own):.0f}{unit}" for own in values)])
-    lines.append(
-    )
     return columns(["", *(f"{title}, {len(own)} seeds" for title, own in runs.items())], lines)
 
 
