@@ -153,6 +153,8 @@ def table(
     columns = {title: json.dumps(setting, sort_keys=True) for title, setting in settings.items()}
     shown = [any((method, column) in cells for method in methods) for column in columns.values()]
     columns = dict(itertools.compress(columns.items(), shown))
+    if not columns:
+        return "Not run yet."
     on_top = [[title, *(numbers[i] if i < len(numbers) else "" for i, is_shown in enumerate(shown) if is_shown)]
               for title, *numbers in more]  # fmt: skip
     lines = [["", *columns], ["---", *["---:"] * len(columns)], *on_top]

@@ -42,8 +42,8 @@ LISTED = 10  # best and worst examples of a class
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
     """source: "0-4", "0-9", "shuffled" or "grey-cifar"
-    plain: the paper's own setting, without augmentation
-    loader: images as the authors' data_loader.py gives them, every domain by its own constants, SVHN mirrored at random
+    plain: the paper's own setting, with images as the authors' data_loader.py gives them: every domain standardised by
+        its own constants, SVHN mirrored at random, nothing else
     draw: the seed of the target's images where they are the same in all runs, from 1
     example: the network of PyTorch's MNIST example, 10 and 20 channels and 50 hidden units, with its dropout
     aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
@@ -57,13 +57,12 @@ class Config(Run):
     """
 
     COLUMN = ("n_target", "source", "unlabelled")
-    NEWER = ("relu", "dropout", "loader", "draw", "example")
+    NEWER = ("relu", "dropout", "draw", "example")
 
     n_target: int = 25
     source: str = "0-4"
     unlabelled: bool = False
     plain: bool = False
-    loader: bool = False
     draw: int = 0
     example: bool = False
     rounds: Mapping[str, Any] = field(default_factory=dict)
@@ -98,26 +97,14 @@ class Config(Run):
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
 
     def column(self) -> dict[str, Any]:
-        return {**super().column(), **{name: True for name in ("plain", "loader") if getattr(self, name)}}
+        return {**super().column(), "plain": True} if self.plain else super().column()
 
 
-# The paper's own setting, shown in columns of its own: no augmentation, λ_p = 0.01.
+# The paper's own setting: its rate, and what it leaves open as in the authors' notebook (momentum 0.5, no schedule) or
+# as chosen on held-out digits (ReLUs and dropout: ``results/choose-table2-cpu.json``).
 PLAIN: Mapping[str, Any] = {
-    "plain": True, "lr": 0.01, "momentum": 0.9, "relu": True, "dropout": 0.5, "sign": False,
-    **dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0),
-}  # fmt: skip
-# In the paper's setting the baselines take one epoch. A weight is first used at its example's second visit: lines with
-# weights take two.
-PLAIN_EPOCHS: Mapping[str, int] = {"target_only": 1, "fine_tuning": 1}
-# Algorithm 1 as printed: mean(αℓ), one target batch, alignments as they are; λ_α and the first weights are those of the
-# authors' notebook.
-PAPER: Mapping[str, Any] = {
-    "initial_weight": 0.5, "weight_step": 0.2, "scale_free": False, "normalize_weights": False, "target_average": 0.0,
-}  # fmt: skip
-# The authors' loader, with the rate of the paper and the momentum of their notebook; see ``experiments/choices.md``.
-LOADER: Mapping[str, Any] = {
-    **PLAIN, "plain": False, "loader": True, "standardize": False, "momentum": 0.5, "schedule": "constant",
-    "epochs": 10,
+    "plain": True, "lr": 0.01, "schedule": "constant", "epochs": 10, "relu": True, "dropout": 0.5, "standardize": False,
+    "sign": False, **dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0),
 }  # fmt: skip
 # SOSELETO's settings in every line that does not override them.
 SETTINGS: Mapping[str, Any] = {"target_share": 0.5, "weight_step": 3.0, "per_error": True, "pool_classes": True}
@@ -139,16 +126,6 @@ LINES: Lines = {
     "soseleto": line("**SOSELETO**", "soseleto", SETTINGS, lr=RATE),
     "soseleto_frozen": line("… weights frozen at 1", "soseleto", FROZEN, lr=RATE),
     "soseleto_shuffled": line("… weights shuffled", "shuffled_weights", SETTINGS, lr=RATE),
-    "soseleto_paper": line("… as the paper writes it, weights from 0.5", "soseleto", PAPER, aligned="all"),
-    "soseleto_paper_one": line(
-        "… as the paper writes it, weights from 1", "soseleto", {**PAPER, "initial_weight": 1.0}, aligned="all"
-    ),
-    "soseleto_paper_frozen": line(
-        "… as the paper writes it, weights frozen at 1",
-        "soseleto",
-        {**PAPER, "initial_weight": 1.0, "weight_step": None},
-        aligned="all",
-    ),
     "soseleto_printed": line("`Soseleto.paper()`", "paper"),
     "soseleto_printed_first": line("`Soseleto.paper()`, weights before θ", "paper", {"weights_first": True}),
     "soseleto_printed_frozen": line("`Soseleto.paper()`, weights frozen at 0.5", "paper", {"weight_step": None}),
@@ -178,12 +155,9 @@ LINES: Lines = {
     ),
 }
 SMALL: Mapping[str, Any] = {"n_source": 1000, "n_test": 1000, "epochs": 4, "lr": 0.01, "momentum": 0.9}
-OTHERS = ("paper", "alone", "printed")
-MAIN_LINES = tuple(name for name in LINES if not any(part in name for part in OTHERS))
-PLAIN_LINES = ("target_only", "fine_tuning", "soseleto", *(name for name in LINES if "paper" in name))
-_PRINTED = tuple(name for name in LINES if "printed" in name)
-_RIVALS = ("matching", "matching_fine_tuned", "luo", "luo_label_efficient")
-LOADER_LINES = ("target_only", "fine_tuning", *_RIVALS, *_PRINTED)
+MAIN_LINES = tuple(name for name in LINES if "printed" not in name and "alone" not in name)
+_RIVALS = ("target_only", "fine_tuning", "matching", "matching_fine_tuned", "luo", "luo_label_efficient")
+PLAIN_LINES = (*_RIVALS, *(name for name in LINES if "printed" in name))
 _JUDGED = ("soseleto_alone", "soseleto_alone_frozen")
 SOURCE_LINES: Mapping[str, tuple[str, ...]] = {
     "0-4": _JUDGED,
@@ -193,12 +167,10 @@ SOURCE_LINES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def configuration(
-    method: str, *, plain: bool = False, loader: bool = False, seed: int = 0, small: bool = False, **changes: Any
-) -> Config:
+def configuration(method: str, *, plain: bool = False, seed: int = 0, small: bool = False, **changes: Any) -> Config:
     """The run of one line of the table; ``small`` takes seconds on a CPU."""
-    common = {**PLAIN, "epochs": PLAIN_EPOCHS.get(method, Config.epochs)} if plain else LOADER if loader else {}
-    return Config(seed=seed, **fields_of(LINES, method, {**common, **(SMALL if small else {})}, changes))
+    common = {**(PLAIN if plain else {}), **(SMALL if small else {})}
+    return Config(seed=seed, **fields_of(LINES, method, common, changes))
 
 
 def cells(seed: int) -> list[Cell]:
@@ -207,8 +179,7 @@ def cells(seed: int) -> list[Cell]:
     for n_target in (20, 25):
         found += [(name, {**main, "n_target": n_target}) for name in MAIN_LINES]
         found += [(name, {**main, "n_target": n_target, "plain": True}) for name in PLAIN_LINES]
-        found += [(name, {**main, "n_target": n_target, "loader": True}) for name in LOADER_LINES]
-    found += [(name, {**main, "source": "0-9", "n_target": 25, "loader": True}) for name in LOADER_LINES]
+    found += [(name, {"source": "0-9", "n_target": 25, "plain": True}) for name in PLAIN_LINES]
     for source, lines in SOURCE_LINES.items():
         found += [(name, {**main, "source": source, "n_target": 25}) for name in lines]
     return found
@@ -217,7 +188,7 @@ def cells(seed: int) -> list[Cell]:
 def data(config: Config, root: Root = None, device: str = "auto") -> Digits:
     sizes = {name: getattr(config, name) for name in ("n_source", "n_heldout", "n_test")}
     digits = prepare(config.source, config.n_target, root=root, seed=config.draw or config.seed, **sizes)
-    return as_the_authors_load(digits) if config.loader else digits
+    return as_the_authors_load(digits) if config.plain else digits
 
 
 def method_of(config: Config, digits: Digits) -> Method:
@@ -265,7 +236,7 @@ def heads_of(config: Config, digits: Digits) -> Heads:
     last, (width, hidden) = config.classifier == "last", (320, 50) if config.example else (800, 500)
     if config.base == "matching_networks":
         return Heads(target=Attention(len(digits.target), hidden if last else width, len(TARGET_CLASSES)))
-    if last and not config.loader:
+    if last and not config.plain:
         return Heads()
     assert digits.source.classes is not None
 
@@ -280,14 +251,14 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
     """Train once and measure: accuracy in percent, and what is known of the weights."""
     with drawn(config.seed, f"{NAME}/model"):
         trunk, heads = trunk_of(config), heads_of(config, digits)
-    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign, flip=config.loader)
+    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign, flip=config.plain)
     shared: dict[str, Any] = {
         "target_batch_size": Balanced(config.target_batch_size),
-        "inputs": Inputs(augment=(of_source, moves(config)), standardize=not (config.standardize or config.loader)),
+        "inputs": Inputs(augment=(of_source, moves(config)), standardize=not (config.standardize or config.plain)),
         "device": device,
     }
     optimizer, by_epoch = partial(sgd, momentum=config.momentum), None
-    if config.loader and heads.target is not None:
+    if config.plain and heads.target is not None:
         evaluated = digits.heldout if config.select else digits.test
         assert evaluated is not None
         by_epoch = ByEpoch(nn.Sequential(trunk, heads.target), evaluated=evaluated)
@@ -367,24 +338,20 @@ PUBLISHED = (
 )
 TITLES = {name: title for name, (title, _) in LINES.items()}
 IMAGES = {"20 images": 20, "25 images": 25}
-PLAIN_IMAGES = {"20, plain": (20, "plain"), "25, plain": (25, "plain")}
 USELESS = {"half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
-    columns = {**IMAGES, **PLAIN_IMAGES}
-    mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
-    published = [(title, *numbers, *numbers) for title, *numbers in PUBLISHED]
-    return _table(mine, TITLES, columns, more=published)
+    """SVHN 0-4 with augmentation: accuracy by the number of labelled images."""
+    mine = [_at(row, row["setting"]["n_target"]) for row in rows if row["setting"]["source"] == "0-4" and _moved(row)]
+    return _table(mine, TITLES, IMAGES)
 
 
-def loader_table(rows: Sequence[Row]) -> str:
-    """The authors' loader: accuracy after the last epoch, after every run's best epoch, and with SVHN 0-9 as source."""
+def plain_table(rows: Sequence[Row]) -> str:
+    """The paper's setting: accuracy after the last epoch, after every run's best one, and with SVHN 0-9 as source."""
     columns = {title: (n, "0-4") for title, n in IMAGES.items()}
     columns |= {"25, best epoch": (25, "best"), "25, SVHN 0-9": (25, "0-9")}
-    of_loader = [row for row in rows if row["setting"].get("loader")]
-    mine = [_at(row, (row["setting"]["n_target"], row["setting"]["source"])) for row in of_loader]
+    mine = [_at(row, (row["setting"]["n_target"], row["setting"]["source"])) for row in rows if not _moved(row)]
     best = [
         {**_at(row, (25, "best")), "value": max(row["by_epoch"])}
         for row in mine
@@ -432,15 +399,11 @@ def paired_table(rows: Sequence[Row]) -> str:
 
 
 def paired_plain_table(rows: Sequence[Row]) -> str:
-    """The paper's setting: accuracy of Algorithm 1 as printed, weights from 1, minus another line's, draw by draw."""
-    over = {
-        "target_only": "target only",
-        "fine_tuning": "fine-tuning",
-        "soseleto_paper": "its weights from 0.5",
-        "soseleto_paper_frozen": "its weights frozen at 1",
-    }
-    mine = [_at(row, _column(row)) for row in rows if row["setting"].get("plain")]
-    return _paired(mine, "soseleto_paper_one", over, PLAIN_IMAGES)
+    """The paper's setting: accuracy of the printed algorithm, weights first, minus another line's, draw by draw."""
+    over = {"target_only": "target only", "fine_tuning": "fine-tuning", "soseleto_printed": "θ before weights",
+            "soseleto_printed_frozen": "weights frozen at 0.5"}  # fmt: skip
+    mine = [row for row in rows if row["setting"]["source"] == "0-4" and not _moved(row)]
+    return _paired([_at(row, row["setting"]["n_target"]) for row in mine], "soseleto_printed_first", over, IMAGES)
 
 
 def paired_sources_table(rows: Sequence[Row]) -> str:
@@ -455,21 +418,21 @@ TABLES = {
     "paired plain": paired_plain_table,
     "paired sources": paired_sources_table,
     "accuracy": accuracy_table,
-    "loader": loader_table,
+    "plain": plain_table,
     "sources": sources_table,
     "detection": detection_table,
     "classes": classes_table,
 }
 
 
-def _column(row: Row) -> Any:
-    n = row["setting"]["n_target"]
-    return next(((n, name) for name in ("plain", "loader") if row["setting"].get(name)), n)
+def _moved(row: Row) -> bool:
+    """Whether images are augmented: not in the paper's setting."""
+    return not row["setting"].get("plain")
 
 
 def _augmented(row: Row) -> bool:
     """Whether a run is with augmentation and without unlabelled data."""
-    return not any(row["setting"].get(name) for name in ("plain", "loader", "unlabelled"))
+    return _moved(row) and not row["setting"]["unlabelled"]
 
 
 def _at(row: Row, column: Any) -> Row:

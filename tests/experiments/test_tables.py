@@ -132,7 +132,7 @@ def test_every_row_in_results_is_a_cell_of_its_table(name: str) -> None:
 
 ONE_EACH = {
     "table1": ("ordinary_stopped", "xiao", "soseleto", "soseleto_probes", "cleanlab", "oracle"),
-    "table2": ("matching_fine_tuned", "soseleto_shuffled", "luo", "soseleto_paper"),
+    "table2": ("matching_fine_tuned", "soseleto_shuffled", "luo", "soseleto_printed_first"),
     "cifar10_deep": ("strong", "strong_shuffled_others", "promix", "mixed"),
     "noisy_text": (),
     "pretrained_images": (),
