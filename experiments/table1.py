@@ -98,7 +98,6 @@ SHARED: Mapping[str, Any] = {"target_share": 0.3}
 DOUBTING: Mapping[str, Any] = {"target_share": 0.2, "doubt_labels": True}  # chosen in the same way
 # What ``fit`` chooses, but for what depends on the network and on the share of wrong labels: see ``usual_settings``.
 USUAL: Mapping[str, Any] = {"doubt_labels": True, "by_last_layer": True}
-FAST: Mapping[str, Any] = {"target_share": MANY_SHARE, "weight_step": convolutional_weight_step(Config.epochs)}
 FROZEN: Mapping[str, Any] = {"weight_step": None}
 FROZEN_LOW: Mapping[str, Any] = {"weight_step": None, "initial_weight": 0.7}
 STOPPED: Mapping[str, Any] = {"early_stopping": True, "n_heldout": 1000}
@@ -156,7 +155,6 @@ LINES: Lines = {
         "SOSELETO, what `fit` uses, weights frozen at 0.7", "soseleto", {**USUAL, **FROZEN_LOW}
     ),
     "soseleto_usual_probes": line("SOSELETO, what `fit` uses, with probes", "soseleto", USUAL, probes="auto"),
-    "soseleto_fast": line("SOSELETO, what `fit` uses in a larger network", "soseleto", {**USUAL, **FAST}),
     "soseleto_last_layer": line(
         "SOSELETO, weights moved by the last layer, target not trained on", "soseleto", {"by_last_layer": True}
     ),
@@ -312,8 +310,8 @@ PAPER = (
     ("paper: Sukhbaatar et al., 10,000 clean", "69.73", "66.66", "63.39"),
     ("paper: Xiao et al., 10,000 clean", "69.81", "66.76", "63.00"),
     ("paper: SOSELETO", "72.41", "69.98", "66.33"),
+    ("paper: wrong labels in the better half by weight", "4", "10", "20"),
 )
-PAPER_AND_HALF = (*PAPER, ("paper: wrong labels in the better half by weight", "4", "10", "20"))
 TITLES = {name: title for name, (title, _) in LINES.items()}
 VARIANTS = {name: title for name, title in TITLES.items() if title.startswith("…")}
 UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
@@ -324,9 +322,6 @@ SIGNALS = {
     "weight": "weight",
     "loss": "running mean loss",
     "margin": "running margin",
-    "final_margin": "margin at the end",
-    "agreement": "nearest target examples",
-    "neighbours": "nearest source examples, weighted",
     "cleanlab_self_confidence": "cleanlab, self-confidence",
     "cleanlab_margin": "cleanlab, normalised margin",
     "cleanlab_confident": "cleanlab, confident thresholds",
@@ -335,9 +330,9 @@ SIGNALS = {
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """Accuracy of every method after the last epoch, with the paper's numbers on top."""
+    """Accuracy of every method after the last epoch."""
     titles = {name: title for name, title in TITLES.items() if name not in {**VARIANTS, **PAPER_LINES}}
-    return _table(at_every_noise(rows), titles, more=PAPER)
+    return _table(at_every_noise(rows), titles)
 
 
 def paper_table(rows: Sequence[Row]) -> str:
@@ -347,7 +342,7 @@ def paper_table(rows: Sequence[Row]) -> str:
     half = [{**row, "method": f"{row['method']}, half", "value": _better_half(row, "weight")} for row in weighted]
     titles = {name: TITLES[name] for name in PAPER_LINES}
     titles |= {f"{name}, half": f"{title}: wrong labels in the better half by weight" for name, title in titles.items()}
-    return _table(mine + half, titles, more=PAPER_AND_HALF)
+    return _table(mine + half, titles, more=PAPER)
 
 
 def _better_half(row: Row, signal: str) -> float:
