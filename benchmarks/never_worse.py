@@ -92,14 +92,18 @@ def against(row: dict[str, Any]) -> dict[str, float]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The mean differences of every cell and over all of them."""
+    """The mean differences of every cell and over all of them, each with the standard error of the mean."""
     lines = []
     for data, noise, rate in [
         *dict.fromkeys((row["data"], row["noise"], row["rate"]) for row in rows),
         ("all", "", None),
     ]:
         own = [row for row in rows if data == "all" or (row["data"], row["noise"], row["rate"]) == (data, noise, rate)]
-        means = {name: float(np.mean([against(row)[name] for row in own])) for name in against(own[0])} if own else {}
+        means = {}
+        for name in against(own[0]) if own else ():
+            points = [against(row)[name] for row in own]
+            means[name] = float(np.mean(points))
+            means[f"{name}, ±"] = float(np.std(points, ddof=1) / len(points) ** 0.5) if len(points) > 1 else 0.0
         kept = sum(row["kept"] == METHOD for row in own)
         lines.append({"data": data, "mistakes": noise, "rate": rate, "draws": len(own), **means, "kept SOSELETO": kept})
     return lines

@@ -10,7 +10,6 @@ with their true labels are put aside and evaluated instead.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,26 +19,11 @@ import torch
 from torch import Tensor
 
 from experiments import measures
-from experiments.experiment import (
-    Cell,
-    Experiment,
-    Lines,
-    Root,
-    Run,
-    Sides,
-    accuracies,
-    autocast,
-    check_noise,
-    drawn,
-    fields_of,
-    for_images,
-    line,
-    train,
-    truth_of,
-)
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, Spread, table
 from experiments.settings import make_method
 from experiments.table1 import split
+from experiments.training import accuracies, autocast, drawn, for_images, train
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
 from soseleto.methods.teacher import one_hot
 from soseleto.models.by_name import by_name
@@ -161,7 +145,7 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     """Draw by the seed the trusted images, those held out, and the flipped labels; the same for every line."""
     human = config.noise if config.noise in HUMAN else None
     train, test = split("train", root, human), split("test", root, None)
-    truth = truth_of(train) if human else train.labels
+    truth = train.labels if train.truth is None else train.truth
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
     if getattr(config, "mlc", False):  # every class has its n-th example before any has the next
         turns = one_hot(truth[order], 10).cumsum(0).gather(1, truth[order][:, None]).squeeze(1)
@@ -228,8 +212,7 @@ def trained(config: Config, sides: Sides, device: str) -> Result:
     return train(
         config,
         for_images(model, device),
-        sides.source,
-        sides.target,
+        sides,
         method=make_method(config.base, config.settings),
         optimizer=partial(sgd, nesterov=config.nesterov),
         inputs=Inputs(augment=Views(strong=strong, count=config.views) if config.views else Augment(crop=4, flip=True)),
@@ -326,8 +309,7 @@ def _table(
     published: Published | None = None,
 ) -> str:
     """Published numbers on top."""
-    shown = [any(row["setting"]["noise"] == noise for row in rows) for noise in columns.values()]
-    more = [[title, *itertools.compress(numbers, shown)] for title, numbers in (published or {}).items()]
+    more = [[title, *numbers] for title, numbers in (published or {}).items()]
     settings = {title: {"noise": noise} for title, noise in columns.items()}
     return table(rows, methods=titles, settings=settings, show=_shown, more=more)
 

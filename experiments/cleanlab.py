@@ -11,7 +11,8 @@ package's own. Each is a trust: the higher, the more probably the label is right
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,31 +26,29 @@ from soseleto.training.result import Result
 Array = np.ndarray
 
 
-class Train(Protocol):
-    """Train on a part of the source, for this many epochs and from this seed; both are the run's own by default."""
-
-    def __call__(self, source: Examples, **changes: int) -> Result: ...
+Train = Callable[[Any, Any], Result]  # from a configuration and its sides
 
 
-def probabilities(train: Train, source: Examples, *, epochs: int, folds: int, seed: int, name: str) -> Tensor:
-    """Out-of-sample probabilities from ``folds`` trainings, which together take as many steps as one of the source."""
+def probabilities(train: Train, config: Any, sides: Any, name: str) -> Tensor:
+    """Out-of-sample probabilities from trainings that together take as many steps as one on the whole source."""
 
     def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
-        of_fold = {"epochs": fold_epochs(epochs, folds), "seed": seed_for(seed, f"{name}/fold", fold)}
-        return train(training, **of_fold).outputs(inputs).softmax(1)
+        seed = seed_for(config.seed, f"{name}/fold", fold)
+        of_fold = replace(config, epochs=fold_epochs(config.epochs, config.folds), seed=seed)
+        return train(of_fold, replace(sides, source=training)).outputs(inputs).softmax(1)
 
-    return out_of_sample(source, folds, seed, predict)
+    return out_of_sample(sides.source, config.folds, config.seed, predict)
 
 
-def cleaned(train: Train, source: Examples, truth: Tensor, by_fold: Tensor) -> tuple[Result, Row]:
+def cleaned(train: Train, config: Any, sides: Any, name: str) -> tuple[Result, Row]:
     """A training on the examples without issues, and how good rankings and issues are."""
-    labels = source.labels
+    by_fold, labels = probabilities(train, config, sides, name), sides.source.labels
     listed = flagged(by_fold, labels)
     row = {
-        "issues": measures.issues(listed, labels, truth),
-        **measures.detection(labels, truth, trusts(by_fold, labels)),
+        "issues": measures.issues(listed, labels, sides.truth),
+        **measures.detection(labels, sides.truth, trusts(by_fold, labels)),
     }
-    return train(source.subset(~listed)), row
+    return train(config, replace(sides, source=sides.source.subset(~listed))), row
 
 
 def fold_epochs(epochs: int, folds: int) -> int:

@@ -1,26 +1,19 @@
-"""What a table is made of: its lines, the configuration of one run, and what all trainings have in common."""
+"""What a table is made of: its lines, its cells, the configuration of one run and its data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from experiments.measures import UNKNOWN
 from experiments.results import Row
-from soseleto.data import Examples, seed_for
+from soseleto.data import Examples
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.parallel.reducer import choose_device
 from soseleto.schedules import SCHEDULES
-from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.result import Result
 
 # By name: the title, and what differs from the common configuration.
 Lines = Mapping[str, tuple[str, Mapping[str, Any]]]
@@ -139,60 +132,3 @@ def check_noise(noise: Any, known: Sequence[Any]) -> None:
     if noise not in known and not (isinstance(noise, float) and 0.0 < noise < 1.0):
         names = " or ".join(name for name in known if isinstance(name, str))
         raise UsageError(f"noise must be a share between 0 and 1, {names}, got {noise!r}.")
-
-
-def train(
-    run: Run,
-    model: nn.Module,
-    source: Examples,
-    target: Examples,
-    *,
-    method: Method,
-    optimizer: MakeOptimizer,
-    device: str,
-    **arguments: Any,
-) -> Result:
-    """``fit`` with the run's budget, rates and schedule; ``arguments`` are further ones of ``fit``."""
-    from soseleto.training.fit import fit
-
-    batches = {"batch_size": min(run.batch_size, len(source)),  # cleanlab may keep few
-               "target_batch_size": min(run.target_batch_size, len(target))}  # fmt: skip
-    given = {**batches, "epochs": run.epochs, "optimizer": rates(run, optimizer), "method": method}
-    return fit(model, source, target, **{**given, "seed": run.seed, "device": device, **arguments})
-
-
-def rates(run: Run, optimizer: MakeOptimizer) -> tuple[MakeOptimizer, Any]:
-    """The optimizer with the run's rates, and the run's schedule."""
-    return partial(optimizer, lr=run.lr, weight_decay=run.weight_decay), SCHEDULES[run.schedule]
-
-
-def accuracies(run: Run, result: Result, data: Any) -> Row:
-    """Percent on held-out examples, if there are any, and on the test set, unless settings are being chosen."""
-    found = {} if data.heldout is None else {"heldout_accuracy": result.evaluate(data.heldout)["accuracy"]}
-    return found if run.select else {**found, "accuracy": result.evaluate(data.test)["accuracy"]}
-
-
-@contextmanager
-def drawn(seed: int, purpose: str) -> Iterator[None]:
-    """Initial values of a model are drawn by the seed; the global random state is not changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, purpose))
-        yield
-
-
-def for_images(model: nn.Module, device: str) -> nn.Module:
-    """Channels last on a GPU: faster, same result."""
-    on_gpu = choose_device(device).type == "cuda"
-    return model.to(memory_format=torch.channels_last) if on_gpu else model  # type: ignore[call-overload]
-
-
-def autocast(precision: str | None, device: str) -> torch.dtype | None:
-    """The dtype by its name; None and "float32" are full precision, and "auto" is bfloat16 on a GPU."""
-    if precision == "auto":
-        return torch.bfloat16 if choose_device(device).type == "cuda" else None
-    return None if precision in (None, "float32") else getattr(torch, precision)
-
-
-def truth_of(source: Examples) -> Tensor:
-    """The right labels, ``UNKNOWN`` where there are none."""
-    return torch.full_like(source.labels, UNKNOWN) if source.truth is None else source.truth

@@ -10,7 +10,7 @@ embeddings, which a CPU can do. Accuracy is that of the last epoch on the test t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,22 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from experiments import cleanlab, encoding, logistic, measures, news
-from experiments.experiment import (
-    Cell,
-    Experiment,
-    Lines,
-    Root,
-    Run,
-    Sides,
-    accuracies,
-    autocast,
-    drawn,
-    fields_of,
-    line,
-    train,
-)
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
+from experiments.training import accuracies, autocast, drawn, train
 from soseleto.data import Examples
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
@@ -48,12 +36,12 @@ from soseleto.defaults import (
     views_for,
 )
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.methods import Recording, Signals
+from soseleto.methods import Signals
 from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.options import Compute, Inputs, Probes
+from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result
 
 NAME = news.NAME
@@ -253,13 +241,7 @@ def measured(config: Any, sides: Any, train_on: Callable[..., Result], name: str
     """
     labels, truth = sides.source.labels, sides.truth
     if config.folds:
-
-        def on_part(source: Examples, **changes: Any) -> Result:
-            return train_on(replace(config, **changes), replace(sides, source=source))
-
-        budget = {"epochs": config.epochs, "folds": config.folds, "seed": config.seed}
-        by_fold = cleanlab.probabilities(on_part, sides.source, **budget, name=name)
-        result, found = cleanlab.cleaned(on_part, sides.source, truth, by_fold)
+        result, found = cleanlab.cleaned(train_on, config, sides, name)
     else:
         signals = None if config.probes else Signals(len(labels))
         result = train_on(config, sides, signals=signals)
@@ -272,18 +254,15 @@ def measured(config: Any, sides: Any, train_on: Callable[..., Result], name: str
 def trained(config: Config, texts: Texts, root: Root, device: str, signals: Signals | None = None) -> Result:
     """One training by the configuration's method, with its optimizer and schedule."""
     model = model_of(config, texts, root)
-    method = method_of(config, model)
-    before = texts.before if config.labels_before else None
     fine_tuned = config.encoder == "trained" or config.precision != "auto"
     return train(
         config,
         model,
-        texts.source,
-        texts.target,
-        method=method if signals is None else Recording(method, signals),
+        texts if config.labels_before else replace(texts, before=None),
+        method=method_of(config, model),
+        signals=signals,
         optimizer=OPTIMIZERS[config.optimizer],
         inputs=Inputs(augment=_views(config, texts), standardize=texts.preparation),
-        probes=Probes(share=config.probes, labels_before=before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=autocast(config.precision, device) if fine_tuned else None),
         device=device,
     )
@@ -331,19 +310,23 @@ def auroc_table(rows: Sequence[Row]) -> str:
 
 def suspects_table(rows: Sequence[Row]) -> str:
     """Suspects at a requested precision of 90 %, and the issues of cleanlab, in percent."""
-    found = []
-    for row in _tested(rows):
-        lists = [{**listed["precision"], "recall": listed["recall"]["truth"]} for listed in row.get("suspects", [])]
-        if issues := row.get("issues"):
-            lists.append({"truth": issues["precision"], "recall": issues["recall"]})
-        found += [
-            {**row, "method": f"{row['method']} {name}", "value": value}
-            for values in lists
-            for name, value in values.items()
-        ]
+    found = [
+        {**row, "method": f"{row['method']} {name}", "value": value}
+        for row in _tested(rows)
+        for name, value in suspects(row)
+    ]
     lines = {"cleanlab": "cleanlab", **PROBES}
     titles = {f"{name} {rate}": f"{title}: {what}" for name, title in lines.items() for rate, what in LISTS.items()}
     return _table(found, titles)
+
+
+def suspects(row: Row) -> Iterator[tuple[str, float | None]]:
+    """Suspects at a requested precision of 90 %, and the issues of cleanlab, in percent, by their name in ``LISTS``."""
+    for listed in row.get("suspects", []):
+        yield from {**listed["precision"], "recall": listed["recall"]["truth"]}.items()
+    if issues := row.get("issues"):
+        yield "truth", issues["precision"]
+        yield "recall", issues["recall"]
 
 
 def _tested(rows: Sequence[Row]) -> list[Row]:

@@ -22,31 +22,19 @@ from torch import Tensor, nn
 
 from experiments import cifar10_deep, logistic
 from experiments.efficientnet import pretrained_network, weights_file
-from experiments.experiment import (
-    Cell,
-    Experiment,
-    Lines,
-    Root,
-    Run,
-    Sides,
-    autocast,
-    drawn,
-    fields_of,
-    for_images,
-    line,
-    train,
-)
-from experiments.noisy_text import measured
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, fields_of, line
+from experiments.noisy_text import LISTS, measured, suspects
 from experiments.results import Row, table, with_count
 from experiments.settings import make_method
+from experiments.training import autocast, drawn, for_images, train
 from soseleto.data import Augment, Preprocess
 from soseleto.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, STANDARD_ERRORS, TARGET_SHARE, few_weight_step
 from soseleto.errors import UsageError
-from soseleto.methods import Recording, Signals
+from soseleto.methods import Signals
 from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.reducer import choose_device
 from soseleto.task.optimizers import adamw
-from soseleto.training.options import Compute, Inputs, Probes
+from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result
 
 NAME = "pretrained-images"
@@ -167,17 +155,15 @@ def features(config: Config, images: Tensor, root: Root, device: str) -> Tensor:
 
 def trained(config: Config, sides: Sides, root: Root, device: str, signals: Signals | None = None) -> Result:
     """One fine-tuning by the configuration's method."""
-    method = make_method(config.base, config.settings)
     return train(
         config,
         model_of(config, root, device),
-        sides.source,
-        sides.target,
-        method=method if signals is None else Recording(method, signals),
+        sides,
+        method=make_method(config.base, config.settings),
+        signals=signals,
         optimizer=adamw,
         # values from 0 to 1; the network normalises them itself
         inputs=Inputs(augment=Augment(crop=config.crop, flip=True), standardize=Preprocess((0.0,) * 3, (1.0,) * 3)),
-        probes=Probes(share=config.probes, labels_before=sides.before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=autocast(config.precision, device), cuda_graph=config.cuda_graph),
         device=device,
     )
@@ -196,7 +182,6 @@ SIGNALS = {
     "cleanlab_margin": "normalised margin",
 }
 OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:2]}}
-LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 TITLES = {name: title for name, (title, _) in LINES.items()}
 TITLES_OF_FEW = {**TITLES, "soseleto_usual": "**SOSELETO, settings for many wrong labels**"}
 Entry = tuple[str, float | None]  # of a row: its column and its value
@@ -213,15 +198,6 @@ def signals(row: Row) -> Iterator[Entry]:
     for name in SIGNALS:
         if name in row.get("detection", {}):
             yield name, 100.0 * row["detection"][name]["auroc"]
-
-
-def suspects(row: Row) -> Iterator[Entry]:
-    """Suspects at a requested precision of 90 %, and the issues of cleanlab, in percent."""
-    for listed in row.get("suspects", []):
-        yield from {**listed["precision"], "recall": listed["recall"]["truth"]}.items()
-    if issues := row.get("issues"):
-        yield "truth", issues["precision"]
-        yield "recall", issues["recall"]
 
 
 def numbers_and_aurocs(row: Row) -> Iterator[Entry]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -145,12 +146,18 @@ def table(
 ) -> str:
     """A Markdown table of means and spreads: lines are methods (name -> title), columns settings (title -> setting).
 
-    Methods and settings without a run are left out; ``more`` are lines put on top, such as the paper's numbers.
+    Methods and settings without a run are left out; ``more`` are lines put on top, such as the paper's numbers, whose
+    first number is that of the first setting.
     """
     cells = spreads(rows)
     columns = {title: json.dumps(setting, sort_keys=True) for title, setting in settings.items()}
-    columns = {title: column for title, column in columns.items() if any((m, column) in cells for m in methods)}
-    lines = [["", *columns], ["---", *["---:"] * len(columns)], *more]
+    shown = [any((method, column) in cells for method in methods) for column in columns.values()]
+    columns = dict(itertools.compress(columns.items(), shown))
+    if not columns:
+        return "Not run yet."
+    on_top = [[title, *(numbers[i] if i < len(numbers) else "" for i, is_shown in enumerate(shown) if is_shown)]
+              for title, *numbers in more]  # fmt: skip
+    lines = [["", *columns], ["---", *["---:"] * len(columns)], *on_top]
     for method, title in methods.items():
         numbers = [show(cells[method, column]) if (method, column) in cells else "" for column in columns.values()]
         if any(numbers):

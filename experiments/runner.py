@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.experiment import Cell, Experiment, Root
-from experiments.results import Results, Row, key, load, save, started
+from experiments.results import Results, Row, commit, key, load, save, started
 from soseleto.errors import TrainingError, UsageError
 from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import device_name
@@ -103,7 +103,9 @@ def run_all(
     if len(waiting) < len(runs):
         report(f"{len(runs) - len(waiting)} of {len(runs)} runs are in {out} already")
     machine = device_name(str(choose_device(device)))
-    elsewhere = {} if machine == results.device else {"device": machine}  # only rows from another machine name it
+    common = {"processes": processes, "commit": commit()}
+    if machine != results.device:  # only rows from another machine name it
+        common["device"] = machine
     once = partial(run_one, experiment.data, experiment.measure, root=root, device=device)
     failures: list[Exception] = []
     for run, row in _outcomes(waiting, once, processes):
@@ -113,7 +115,7 @@ def run_all(
             report(f"{what}: failed, {row}")
             continue
         # "seconds" can only be compared between rows of as many parallel processes.
-        results = results.merged([{**row, "processes": processes, **elsewhere}])
+        results = results.merged([{**row, **common}])
         save(out, results)
         numbers = [f"{name} {value:.2f}" for name, value in row.items() if isinstance(value, float)]
         report(f"{what}: {', '.join(numbers)}")

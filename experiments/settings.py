@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights
+from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights, classifier_step
 from experiments.methods import METHODS
 from experiments.methods.divide_mix import DivideMix
 from experiments.methods.fixmatch import FixMatch
@@ -34,7 +34,12 @@ from soseleto.task.task import Method
 
 BY_PIECES = {method.name: method for method in (Soseleto, ShuffledWeights)}
 BY_FIELDS = (Strong, FrozenStrong, ShuffledStrong, StrongPair, FixMatch, DivideMix, ProMix)
-NAMED: Mapping[str, Any] = {**METHODS, **{method.name: method for method in BY_FIELDS}}
+NAMED: Mapping[str, Any] = {
+    **METHODS,
+    **{method.name: method for method in BY_FIELDS},
+    "paper": Soseleto.paper,
+    "paper_to_the_letter": lambda: replace(Soseleto.paper(), gradients=classifier_step()),
+}
 
 
 def make_method(base: str, settings: Mapping[str, Any]) -> Method:

@@ -16,14 +16,15 @@ from typing import Any
 
 from torch import nn
 
-from experiments.digits import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
-from experiments.experiment import Cell, Experiment, Lines, Root, Run, accuracies, drawn, fields_of, line, rates, train
+from experiments.digits import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, as_the_authors_load, prepare
+from experiments.experiment import Cell, Experiment, Lines, Root, Run, fields_of, line
 from experiments.measures import compare
 from experiments.methods.luo import Luo
 from experiments.methods.matching import Attention
 from experiments.pseudo_labels import Guesses, Rounds, fit_unlabelled
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto
+from experiments.training import ByEpoch, accuracies, drawn, rates, train
 from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
 from soseleto.models.architectures import lenet
@@ -41,7 +42,10 @@ LISTED = 10  # best and worst examples of a class
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
     """source: "0-4", "0-9", "shuffled" or "grey-cifar"
-    plain: the paper's own setting, without augmentation
+    plain: the paper's own setting, with images as the authors' data_loader.py gives them: every domain standardised by
+        its own constants, SVHN mirrored at random, nothing else
+    draw: the seed of the target's images where they are the same in all runs, from 1
+    example: the network of PyTorch's MNIST example, 10 and 20 channels and 50 hidden units, with its dropout
     aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
     classifier: a head is LeNet's "last" layer, or its fully "connected" layers (the trunk is then the convolutions)
     relu: a ReLU after each convolution too; Caffe's LeNet has one after its hidden layer only
@@ -53,12 +57,14 @@ class Config(Run):
     """
 
     COLUMN = ("n_target", "source", "unlabelled")
-    NEWER = ("relu", "dropout")
+    NEWER = ("relu", "dropout", "draw", "example")
 
     n_target: int = 25
     source: str = "0-4"
     unlabelled: bool = False
     plain: bool = False
+    draw: int = 0
+    example: bool = False
     rounds: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 2
     batch_size: int = 32
@@ -94,18 +100,11 @@ class Config(Run):
         return {**super().column(), "plain": True} if self.plain else super().column()
 
 
-# The paper's own setting, shown in columns of its own: no augmentation, λ_p = 0.01.
+# The paper's own setting: its rate, and what it leaves open as in the authors' notebook (momentum 0.5, no schedule) or
+# as chosen on held-out digits (ReLUs and dropout: ``results/choose-table2-cpu.json``).
 PLAIN: Mapping[str, Any] = {
-    "plain": True, "lr": 0.01, "momentum": 0.9, "relu": True, "dropout": 0.5, "sign": False,
-    **dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0),
-}  # fmt: skip
-# In the paper's setting the baselines take one epoch. A weight is first used at its example's second visit: lines with
-# weights take two.
-PLAIN_EPOCHS: Mapping[str, int] = {"target_only": 1, "fine_tuning": 1}
-# Algorithm 1 as printed: mean(αℓ), one target batch, alignments as they are; λ_α and the first weights are those of the
-# authors' notebook.
-PAPER: Mapping[str, Any] = {
-    "initial_weight": 0.5, "weight_step": 0.2, "scale_free": False, "normalize_weights": False, "target_average": 0.0,
+    "plain": True, "lr": 0.01, "schedule": "constant", "epochs": 10, "relu": True, "dropout": 0.5, "standardize": False,
+    "sign": False, **dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0),
 }  # fmt: skip
 # SOSELETO's settings in every line that does not override them.
 SETTINGS: Mapping[str, Any] = {"target_share": 0.5, "weight_step": 3.0, "per_error": True, "pool_classes": True}
@@ -113,6 +112,7 @@ RATE = 0.05  # only half of SOSELETO's step is the target's, so a larger rate th
 # To judge the weights, the trunk is trained by the source alone, as in the paper, and for an epoch more.
 ALONE: Mapping[str, Any] = {"lr": 0.03, "epochs": 3}
 ROUNDS: Mapping[str, Any] = {"rounds": 5, "epochs": 2, "views": 4, "batch_size": 64}
+ONE_ROUND: Mapping[str, Any] = {"rounds": 1, "epochs": 2, "batch_size": 32}  # the paper's use of unlabelled data
 # Two epochs on the source and these rounds are 6,300 steps; five epochs on the source are 7,100.
 LONGER = 5
 FROZEN: Mapping[str, Any] = {**SETTINGS, "weight_step": None}
@@ -126,15 +126,11 @@ LINES: Lines = {
     "soseleto": line("**SOSELETO**", "soseleto", SETTINGS, lr=RATE),
     "soseleto_frozen": line("… weights frozen at 1", "soseleto", FROZEN, lr=RATE),
     "soseleto_shuffled": line("… weights shuffled", "shuffled_weights", SETTINGS, lr=RATE),
-    "soseleto_paper": line("… as the paper writes it, weights from 0.5", "soseleto", PAPER, aligned="all"),
-    "soseleto_paper_one": line(
-        "… as the paper writes it, weights from 1", "soseleto", {**PAPER, "initial_weight": 1.0}, aligned="all"
-    ),
-    "soseleto_paper_frozen": line(
-        "… as the paper writes it, weights frozen at 1",
-        "soseleto",
-        {**PAPER, "initial_weight": 1.0, "weight_step": None},
-        aligned="all",
+    "soseleto_printed": line("`Soseleto.paper()`", "paper"),
+    "soseleto_printed_first": line("`Soseleto.paper()`, weights before θ", "paper", {"weights_first": True}),
+    "soseleto_printed_frozen": line("`Soseleto.paper()`, weights frozen at 0.5", "paper", {"weight_step": None}),
+    "soseleto_printed_unlabelled": line(
+        "`Soseleto.paper()`, then its guesses on unlabelled data", "paper", unlabelled=True, rounds=ONE_ROUND
     ),
     "soseleto_alone": line("**SOSELETO**, trunk from the source alone", "soseleto", JUDGED, **ALONE),
     "soseleto_alone_frozen": line("… weights frozen at 1", "soseleto", {**JUDGED, "weight_step": None}, **ALONE),
@@ -159,8 +155,9 @@ LINES: Lines = {
     ),
 }
 SMALL: Mapping[str, Any] = {"n_source": 1000, "n_test": 1000, "epochs": 4, "lr": 0.01, "momentum": 0.9}
-MAIN_LINES = tuple(name for name in LINES if "paper" not in name and "alone" not in name)
-PLAIN_LINES = ("target_only", "fine_tuning", "soseleto", *(name for name in LINES if "paper" in name))
+MAIN_LINES = tuple(name for name in LINES if "printed" not in name and "alone" not in name)
+_RIVALS = ("target_only", "fine_tuning", "matching", "matching_fine_tuned", "luo", "luo_label_efficient")
+PLAIN_LINES = (*_RIVALS, *(name for name in LINES if "printed" in name))
 _JUDGED = ("soseleto_alone", "soseleto_alone_frozen")
 SOURCE_LINES: Mapping[str, tuple[str, ...]] = {
     "0-4": _JUDGED,
@@ -172,8 +169,8 @@ SOURCE_LINES: Mapping[str, tuple[str, ...]] = {
 
 def configuration(method: str, *, plain: bool = False, seed: int = 0, small: bool = False, **changes: Any) -> Config:
     """The run of one line of the table; ``small`` takes seconds on a CPU."""
-    common = {**PLAIN, "epochs": PLAIN_EPOCHS.get(method, Config.epochs)} if plain else {}
-    return Config(seed=seed, **fields_of(LINES, method, {**common, **(SMALL if small else {})}, changes))
+    common = {**(PLAIN if plain else {}), **(SMALL if small else {})}
+    return Config(seed=seed, **fields_of(LINES, method, common, changes))
 
 
 def cells(seed: int) -> list[Cell]:
@@ -182,14 +179,16 @@ def cells(seed: int) -> list[Cell]:
     for n_target in (20, 25):
         found += [(name, {**main, "n_target": n_target}) for name in MAIN_LINES]
         found += [(name, {**main, "n_target": n_target, "plain": True}) for name in PLAIN_LINES]
+    found += [(name, {"source": "0-9", "n_target": 25, "plain": True}) for name in PLAIN_LINES]
     for source, lines in SOURCE_LINES.items():
         found += [(name, {**main, "source": source, "n_target": 25}) for name in lines]
     return found
 
 
 def data(config: Config, root: Root = None, device: str = "auto") -> Digits:
-    sizes = {name: getattr(config, name) for name in ("seed", "n_source", "n_heldout", "n_test")}
-    return prepare(config.source, config.n_target, root=root, **sizes)
+    sizes = {name: getattr(config, name) for name in ("n_source", "n_heldout", "n_test")}
+    digits = prepare(config.source, config.n_target, root=root, seed=config.draw or config.seed, **sizes)
+    return as_the_authors_load(digits) if config.plain else digits
 
 
 def method_of(config: Config, digits: Digits) -> Method:
@@ -215,6 +214,12 @@ def moves(config: Config) -> Augment:
 
 def trunk_of(config: Config) -> nn.Sequential:
     """LeNet without its classifier, after a layer that standardises each image if so configured."""
+    if config.example:
+        layers: list[nn.Module] = [
+            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2),
+            nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Dropout(),
+        ]  # fmt: skip
+        return nn.Sequential(*layers[:-3] if config.classifier == "connected" else layers)
     layers = list(lenet(size=SIDE)[:-1])
     if config.relu:  # beside its pooling, so that the layers keep their names
         layers = [nn.Sequential(layer, nn.ReLU()) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers]
@@ -228,55 +233,63 @@ def trunk_of(config: Config) -> nn.Sequential:
 
 def heads_of(config: Config, digits: Digits) -> Heads:
     """Source and target head; None for the default, one linear layer."""
+    last, (width, hidden) = config.classifier == "last", (320, 50) if config.example else (800, 500)
     if config.base == "matching_networks":
-        width = 500 if config.classifier == "last" else 800
-        return Heads(target=Attention(len(digits.target), width, len(TARGET_CLASSES)))
-    if config.classifier == "last":
+        return Heads(target=Attention(len(digits.target), hidden if last else width, len(TARGET_CLASSES)))
+    if last and not config.plain:
         return Heads()
     assert digits.source.classes is not None
-    return Heads(source=_connected(len(digits.source.classes)), target=_connected(len(TARGET_CLASSES)))
 
+    def head(classes: int) -> nn.Module:
+        between = [] if last else [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout()] if config.example else [])]
+        return nn.Sequential(*between, nn.Linear(hidden, classes))
 
-def _connected(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, classes))
+    return Heads(source=head(len(digits.source.classes)), target=head(len(TARGET_CLASSES)))
 
 
 def measure(config: Config, digits: Digits, root: Root = None, device: str = "auto") -> Row:
     """Train once and measure: accuracy in percent, and what is known of the weights."""
     with drawn(config.seed, f"{NAME}/model"):
         trunk, heads = trunk_of(config), heads_of(config, digits)
-    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign)
+    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign, flip=config.plain)
     shared: dict[str, Any] = {
         "target_batch_size": Balanced(config.target_batch_size),
-        "inputs": Inputs(augment=(of_source, moves(config)), standardize=not config.standardize),
+        "inputs": Inputs(augment=(of_source, moves(config)), standardize=not (config.standardize or config.plain)),
         "device": device,
     }
-    optimizer = partial(sgd, momentum=config.momentum)
+    optimizer, by_epoch = partial(sgd, momentum=config.momentum), None
+    if config.plain and heads.target is not None:
+        evaluated = digits.heldout if config.select else digits.test
+        assert evaluated is not None
+        by_epoch = ByEpoch(nn.Sequential(trunk, heads.target), evaluated=evaluated)
     result = train(
         config,
         trunk,
-        digits.source,
-        digits.target,
+        digits,
         mode="transfer",
         method=method_of(config, digits),
         heads=heads,
         optimizer=optimizer,
+        progress=by_epoch or False,
         **shared,
     )
     rounds, guesses = rounds_of(config), None
     if rounds is not None:
         shared |= {"optimizer": rates(config, optimizer), "seed": config.seed}
         guesses = fit_unlabelled(result, digits.target, digits.unlabelled.inputs, rounds, shared)
-    return {**accuracies(config, result, digits), **weight_facts(config, digits, result, guesses)}
+    row = {**accuracies(config, result, digits), **weight_facts(config, digits, result, guesses)}
+    return row if by_epoch is None else {**row, "by_epoch": by_epoch.percent["evaluated"]}
 
 
 def rounds_of(config: Config) -> Rounds | None:
     """SOSELETO's rounds on unlabelled digits; None for Luo's method, which takes unlabelled digits itself."""
-    if not config.unlabelled or config.base != "soseleto":
+    if not config.unlabelled or config.base not in ("soseleto", "paper"):
         return None
     of_method = {k.removeprefix("method."): v for k, v in config.rounds.items() if k.startswith("method.")}
     of_rounds = {name: value for name, value in config.rounds.items() if not name.startswith("method.")}
     rounds = Rounds(**of_rounds)
+    if config.base == "paper":
+        return replace(rounds, method=make_method("paper", of_method))
     return replace(rounds, method=soseleto(**{"target_share": 0.2, **of_method})) if of_method else rounds
 
 
@@ -325,18 +338,27 @@ PUBLISHED = (
 )
 TITLES = {name: title for name, (title, _) in LINES.items()}
 IMAGES = {"20 images": 20, "25 images": 25}
-PLAIN_IMAGES = {"20, plain": (20, "plain"), "25, plain": (25, "plain")}
 USELESS = {"half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
-    columns = {**IMAGES, **PLAIN_IMAGES}
-    mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
-    shown = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
-    published = [[name, *(of_20 if title.startswith("20") else of_25 for title in shown)]
-                 for name, of_20, of_25 in PUBLISHED]  # fmt: skip
-    return _table(mine, TITLES, columns, more=published)
+    """SVHN 0-4 with augmentation: accuracy by the number of labelled images."""
+    mine = [_at(row, row["setting"]["n_target"]) for row in rows if row["setting"]["source"] == "0-4" and _moved(row)]
+    return _table(mine, TITLES, IMAGES)
+
+
+def plain_table(rows: Sequence[Row]) -> str:
+    """The paper's setting: accuracy after the last epoch, after every run's best one, and with SVHN 0-9 as source."""
+    columns = {title: (n, "0-4") for title, n in IMAGES.items()}
+    columns |= {"25, best epoch": (25, "best"), "25, SVHN 0-9": (25, "0-9")}
+    mine = [_at(row, (row["setting"]["n_target"], row["setting"]["source"])) for row in rows if not _moved(row)]
+    best = [
+        {**_at(row, (25, "best")), "value": max(row["by_epoch"])}
+        for row in mine
+        if row["setting"] == {"at": (25, "0-4")} and "by_epoch" in row and not row["config"]["unlabelled"]
+    ]
+    published = [(*line, "", "90.3" if line[0] == "paper: SOSELETO" else "") for line in PUBLISHED]
+    return _table(mine + best, TITLES, columns, more=published)
 
 
 def sources_table(rows: Sequence[Row]) -> str:
@@ -377,15 +399,11 @@ def paired_table(rows: Sequence[Row]) -> str:
 
 
 def paired_plain_table(rows: Sequence[Row]) -> str:
-    """The paper's setting: accuracy of Algorithm 1 as printed, weights from 1, minus another line's, draw by draw."""
-    over = {
-        "target_only": "target only",
-        "fine_tuning": "fine-tuning",
-        "soseleto_paper": "its weights from 0.5",
-        "soseleto_paper_frozen": "its weights frozen at 1",
-    }
-    mine = [_at(row, _column(row)) for row in rows if row["setting"].get("plain")]
-    return _paired(mine, "soseleto_paper_one", over, PLAIN_IMAGES)
+    """The paper's setting: accuracy of the printed algorithm, weights first, minus another line's, draw by draw."""
+    over = {"target_only": "target only", "fine_tuning": "fine-tuning", "soseleto_printed": "θ before weights",
+            "soseleto_printed_frozen": "weights frozen at 0.5"}  # fmt: skip
+    mine = [row for row in rows if row["setting"]["source"] == "0-4" and not _moved(row)]
+    return _paired([_at(row, row["setting"]["n_target"]) for row in mine], "soseleto_printed_first", over, IMAGES)
 
 
 def paired_sources_table(rows: Sequence[Row]) -> str:
@@ -400,20 +418,21 @@ TABLES = {
     "paired plain": paired_plain_table,
     "paired sources": paired_sources_table,
     "accuracy": accuracy_table,
+    "plain": plain_table,
     "sources": sources_table,
     "detection": detection_table,
     "classes": classes_table,
 }
 
 
-def _column(row: Row) -> Any:
-    n = row["setting"]["n_target"]
-    return (n, "plain") if row["setting"].get("plain") else n
+def _moved(row: Row) -> bool:
+    """Whether images are augmented: not in the paper's setting."""
+    return not row["setting"].get("plain")
 
 
 def _augmented(row: Row) -> bool:
     """Whether a run is with augmentation and without unlabelled data."""
-    return not row["setting"].get("plain") and not row["setting"]["unlabelled"]
+    return _moved(row) and not row["setting"]["unlabelled"]
 
 
 def _at(row: Row, column: Any) -> Row:

@@ -39,7 +39,7 @@ def _cell(cell: tuple[str, str, float]) -> str:
 
 
 def never_worse() -> str:
-    """The command line's model, and the one that it keeps, against the best of its rivals."""
+    """The command line's model, and the one that it keeps, against the best of its rivals; ± standard error."""
     cells = {
         (
             row["data"],
@@ -50,7 +50,8 @@ def never_worse() -> str:
     data, rates = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
 
     def shown(key: tuple[str, str]) -> str:
-        return f"{cells[key]['SOSELETO − best']:+.1f}, {cells[key]['kept − best']:+.1f}" if key in cells else ""
+        names = ("SOSELETO − best", "kept − best")
+        return ", ".join(f"{cells[key][n]:+.1f} ± {cells[key][f'{n}, ±']:.1f}" for n in names) if key in cells else ""
 
     return table(["data", *rates], [[name, *(shown((name, rate)) for rate in rates)] for name in data])
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import statistics
+
+from experiments.figure1 import LINES
 from experiments.results import table
 from pages.common import load, spread
+from pages.common import table as columns
 
 
 def synthetic() -> str:
-    found = load("synthetic.json")
-    lines = [f"| mean ± standard deviation of {len(found['rows'])} seeds | |", "|---|---|"]
+    """A line per quantity, a column per line of the experiment."""
+    rows = load("synthetic.json")["rows"]
+    runs = {title.replace("**", ""): [r for r in rows if r["method"] == name] for name, (title, _) in LINES.items()}
+    lines = []
     for key, title, scale, digits in (
         ("clean_above", "correctly labelled points with a weight above 0.1", 100, 1),
         ("flipped_below", "flipped points with a weight below 0.1", 100, 1),
         ("accuracy", "accuracy on 2,000 fresh points", 1, 1),
         ("missed_distance", "median distance of the missed flipped points from the separator", 1, 3),
     ):
-        values = [scale * row[key] for row in found["rows"]]
         unit = " %" if digits == 1 else ""
-        lines.append(f"| {title} | {spread(values, digits)}{unit} |")
+        values = [[scale * row[key] for row in own] for own in runs.values()]
+        lines.append([title, *(f"{spread(own, digits)}{unit}" for own in values)])
         if key == "flipped_below":
-            lines.append(f"| … in the worst of the seeds | {min(values):.0f}{unit} |")
-    return "\n".join(lines)
+            lines.append(["… median", *(f"{statistics.median(own):.0f}{unit}" for own in values)])
+            lines.append(["… in the worst of the seeds", *(f"{min(own):.0f}{unit}" for own in values)])
+    return columns(["", *(f"{title}, {len(own)} seeds" for title, own in runs.items())], lines)
 
 
 def adult() -> str:

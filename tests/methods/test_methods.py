@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiments.methods import METHODS, Luo, MetaWeightNet, Reweight, Sukhbaatar, Xiao
-from experiments.methods.early_stopping import EarlyStopping
 from experiments.methods.label_noise import from_confusions
 from experiments.methods.luo import prototype_entropy
 from experiments.methods.matching import Attention, episode
@@ -37,14 +36,10 @@ def make_task(**changes: Any) -> Task:
 
 
 def wrapped() -> dict[str, Method]:
-    heldout = batch(8, 7)
-    return {
-        "early stopping": EarlyStopping(method=Ordinary(), heldout=heldout, every=2),
-        "recording": Recording(Soseleto(), Signals(N)),
-    }
+    return {"recording": Recording(Soseleto(), Signals(N))}
 
 
-EVERY = [*METHODS, "early stopping", "recording"]
+EVERY = [*METHODS, "recording"]
 HEADS: dict[str, Callable[[], nn.Module]] = {  # of methods that compare features, in transfer mode only
     "matching_networks": lambda: Attention(7, 6, CLASSES),
     "luo": lambda: nn.Linear(6, CLASSES),
@@ -247,22 +242,6 @@ def test_xiao_posterior_by_hand() -> None:
     new[0] = joint[2]  # label 0, by class
     assert torch.allclose(state.counts, 0.99 * c + 0.01 * new, atol=1e-5)
     assert torch.allclose(likelihoods(c, torch.tensor([1])).sum(), torch.tensor(1.0 + 1.0 + 1.0).double())
-
-
-def test_early_stopping_leaves_the_best_model() -> None:
-    """The labels change half-way, so the best model on the held-out examples is an early one."""
-    heldout = batch(60, 5)
-    method = EarlyStopping(method=Ordinary(), heldout=heldout, every=1)
-    task = make_task(make_schedule=None)
-    state = method.init(task)
-    for step in range(STEPS):
-        labels = heldout.labels if step < STEPS // 2 else (heldout.labels + 1) % CLASSES
-        index = torch.arange(N)
-        method.step(state, Batch(index, heldout.inputs[:N], labels[:N]), heldout)
-        after_step(state)
-    found = float((task.model(heldout.inputs).argmax(1) == heldout.labels).double().mean())
-    assert found == pytest.approx(state.best_accuracy)
-    assert task.model.training
 
 
 def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:

@@ -19,10 +19,8 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import METHODS, Luo, MatchingNetworks
-from experiments.methods.early_stopping import EarlyStopping
 from experiments.methods.matching import Attention
 from small_tasks import ask_at
-from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import Mixed
 from soseleto.pieces import label_doubt, pooled_by_class
@@ -104,9 +102,6 @@ def test_a_run_cut_short_goes_on_from_the_last_checkpoint(tmp_path: Path, at: in
 
 METHODS_AND_WRAPPERS: dict[str, Callable[[], Any]] = {
     **METHODS,
-    "early stopping": lambda: EarlyStopping(
-        method=METHODS["meta_weight_net"](), heldout=Batch(torch.arange(9), *points(9, 5)), every=4
-    ),
     "pooled": lambda: soseleto.Soseleto(scores=pooled_by_class()),
     "doubted": lambda: soseleto.Soseleto(source_loss=label_doubt()),
     "matching_networks": lambda: MatchingNetworks(fine_tune=0.5),

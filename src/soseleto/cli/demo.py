@@ -63,7 +63,7 @@ def run(
     epochs: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written."""
+    """Train on the data of ``make_data(seed)`` by our defaults; with ``out`` a run folder is written."""
     from soseleto.algorithm import Soseleto
     from soseleto.training.fit import fit
 

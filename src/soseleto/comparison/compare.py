@@ -61,10 +61,10 @@ def compare(
 
     In noisy mode it begins with ``scan``, where the features are columns, small images or those of a pretrained
     network: a first answer, which judges the labels, gives a pretrained network its head and first weights, and is kept
-    unless training is better by more than one standard error. The baselines are then trained on the same features, in seconds. Otherwise, and with
-    ``baselines=True``, they are ordinary, mixed and target-only trainings of the network, in transfer mode only the
-    last, for as many epochs. With ``out`` an interrupted comparison is continued: trainings that have ended are not
-    repeated.
+    unless training is better by more than one standard error. The baselines are then trained on the same features, in
+    seconds. Otherwise, and with ``baselines=True``, they are ordinary, mixed and target-only trainings of the network,
+    in transfer mode only the last, for as many epochs. With ``out`` an interrupted comparison is continued: trainings
+    that have ended are not repeated.
 
     Args:
         model: as in ``fit``, and left as it is: every training gets a copy. Or a function that makes a new one.
