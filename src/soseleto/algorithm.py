@@ -156,7 +156,8 @@ class Soseleto:
         if self._needs_target(task):
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        step = Step(task, source, target, passes, numbers.get("target_loss"), watched.take() if watched else {})
+        seen = watched.take(source=source, target=target) if watched else {}
+        step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         aligned = None
         if again is not None:
             aligned = self.move(state, Evaluated(step, rows, {}, numbers))  # rows holds the new α now

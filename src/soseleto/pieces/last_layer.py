@@ -314,9 +314,17 @@ class WatchedLosses:
         self._keep("target", target, layer.rows(slice(len(source), None)))
         return losses
 
-    def take(self) -> dict[str, LastLayer]:
-        """What the passes since the last call have recorded, by side."""
-        sides = {side: LastLayer.joined(parts.values()) for side, parts in self._parts.items() if parts}
+    def take(self, **batches: Batch) -> dict[str, LastLayer]:
+        """What the passes of these batches, or of parts of them, have recorded since the last call, by side.
+
+        A proof passes a few examples beside them.
+        """
+        sides = {}
+        for side, batch in batches.items():
+            start = batch.index.data_ptr()
+            places = range(start, start + batch.index.nbytes)
+            if own := [layer for place, layer in self._parts[side].items() if place in places]:
+                sides[side] = LastLayer.joined(own)
         for parts in self._parts.values():
             parts.clear()
         return sides
@@ -357,7 +365,7 @@ def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
         watched.source(model, batch)
     except EngineError as error:
         return str(error)
-    is_last = _are_scores(watched.take()["source"])
+    is_last = _are_scores(watched.take(source=batch)["source"])
     return None if is_last else "its outputs are not those of the last layer"
 
 
