@@ -174,6 +174,10 @@ class Comparing:
         if self.features is not None:
             place = "" if self.out is None else f", in {self.out / FIRST}"
             lines = [f"a first answer by {known[self.features]} comes before the training{place}"]
+        if self.features == "network":
+            lines.append(
+                "fine-tuning often adds little to it: the first answer can be used, and the training left, at any time"
+            )
         where = f"{self.fold_count} held-out folds of the target"
         if self.pair.test is not None:
             where = counted(len(self.pair.test), "test example")
