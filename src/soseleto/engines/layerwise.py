@@ -147,7 +147,7 @@ class LayerwiseEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        tape, losses = self._forward(model, lambda part: per_example_loss(model, part), batch)
+        tape, losses, _ = self._forward(model, lambda part: per_example_loss(model, part), batch)
         sweep = Sweep(tape, None, direction)
         sweep.run(losses, len(losses))
         return losses.detach(), sweep.alignment
@@ -160,10 +160,9 @@ class LayerwiseEngine:
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
         n, restore = len(step.source), Restore(step.model)
-        tape, joint = self._forward(
+        tape, joint, is_checked = self._forward(
             step.model, lambda part: step.losses.joint(step.model, part.source, part.target), step
         )
-        is_checked = 0 < self.schedule.calls == self.schedule.last  # a sharded model has no checks
         if is_checked and not joins(few_of(step, n), tape.tolerance(joint)):
             restore()
             self._apart.add(step.model)
@@ -176,28 +175,27 @@ class LayerwiseEngine:
         )
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        tape, losses = self._forward(step.model, lambda part: step.loss(step.model, part), step.batch)
+        tape, losses, _ = self._forward(step.model, lambda part: step.loss(step.model, part), step.batch)
         sweep = Sweep(tape, step.coefficients, step.direction)
         sweep.run(losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
-    def _forward(self, model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> tuple[Tape, Tensor]:
-        """One forward pass of a batch on a tape, checked where that is due."""
+    def _forward(self, model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> tuple[Tape, Tensor, bool]:
+        """One forward pass of a batch on a tape, and whether a proof or a check was due and held."""
         tape, losses = _taped(model, lambda: run(batch))
-        if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
-            self._check(model, tape, losses, run, batch)
-        return tape, losses
+        # no rank of a sharded model can hold a whole gradient; ``parallel.fsdp`` has its own proof
+        return tape, losses, not tape.sharded and self._check(model, tape, losses, run, batch)
 
-    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, run: Callable[[Any], Tensor], batch: Any) -> None:
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, run: Callable[[Any], Tensor], batch: Any) -> bool:
         """A proof, if one is due or the model has built another kind of graph than those proved; or a check.
 
-        A proof is held on a few examples, which is cheap, where these give a graph of the same kind. Then one equation
+        Returns whether one was held. A proof is held on a few examples, which is cheap, where these give a graph of the same kind. Then one equation
         for the whole batch is enough, and in later proofs of that kind none.
         """
         kinds, is_due, kind = self._kinds.setdefault(model, Kinds()), self.schedule.count(), _kind(model, tape, losses)
         is_new = kinds.is_new(*kind)
         if not is_due and not is_new and not self.schedule.needs_check:
-            return
+            return False
         self.schedule.begin()
         refuse_foreign(losses, model)
         seed, unproved = self.schedule.calls, None
@@ -214,10 +212,11 @@ class LayerwiseEngine:
                 _prove(tape, trainable(model), losses, seed=seed, thorough=False)
         if unproved is None:
             self.schedule.checked()
-            return
+            return True
         self.proofs += 1
         kinds.add(*kind)
         self.schedule.proved(unproved, is_new=is_new)
+        return True
 
     def _prove_few(
         self, model: nn.Module, run: Callable[[], Tensor], kind: tuple[Any, ...], seed: int, *, thorough: bool
@@ -226,9 +225,9 @@ class LayerwiseEngine:
         with unchanged(model):
             try:
                 tape, losses = _taped(model, run)
-            except (EngineError, torch.OutOfMemoryError):
+            except torch.OutOfMemoryError:
                 raise
-            except Exception:  # the loss does not take such a batch
+            except Exception:  # the loss or a layout does not take such a batch
                 return None
             if not losses.isfinite().all():
                 return None
