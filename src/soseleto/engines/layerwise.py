@@ -60,7 +60,6 @@ from soseleto.engines.proof import (
 )
 from soseleto.engines.sweep import Sweep
 from soseleto.engines.tape import Tape
-from soseleto.errors import EngineError
 
 SAME_LOSSES = 1e-2  # of two passes through the same layers, also in half precision
 FEW = 8  # examples of a proof, two of them twice: what acts between equal examples only must show as well
@@ -189,8 +188,8 @@ class LayerwiseEngine:
     def _check(self, model: nn.Module, tape: Tape, losses: Tensor, run: Callable[[Any], Tensor], batch: Any) -> bool:
         """A proof, if one is due or the model has built another kind of graph than those proved; or a check.
 
-        Returns whether one was held. A proof is held on a few examples, which is cheap, where these give a graph of the same kind. Then one equation
-        for the whole batch is enough, and in later proofs of that kind none.
+        Returns whether one was held. A proof is held on a few examples, which is cheap, where these give a graph of the
+        same kind. Then one equation for the whole batch is enough, and in later proofs of that kind none.
         """
         kinds, is_due, kind = self._kinds.setdefault(model, Kinds()), self.schedule.count(), _kind(model, tape, losses)
         is_new = kinds.is_new(*kind)
