@@ -384,6 +384,11 @@ def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
     columns = preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
     for fitted in columns:
         cell = table[fitted.name]
+        if not cells.is_readable(cell):
+            raise DataError(
+                f"column {fitted.name!r} holds {cell.type}, and other values in the source: bring both to one form, or "
+                "drop it (--drop-column)."
+            )
         column, words = fitted.formatted_as(cell), cells.words(cell)
         present = words.is_valid().to_numpy(zero_copy_only=False)
         yield _Checked(column, words, present, *column.check(cell), source.get(column.name, ""))
