@@ -171,7 +171,7 @@ def test_problems_of_all_columns_are_found_at_once(tmp_path):
         "'dose' has",
     ):
         assert part in text
-    with pytest.raises(DataError, match="column 'age' holds list<.* and other values in the source"):
+    with pytest.raises(DataError, match=r"column 'age' holds list<.* and other values in the source"):
         read_pair(pd.DataFrame(people()), pd.DataFrame(people(20)).assign(age=[[1.0]] * 20), mode="noisy")
     with pytest.raises(DataError, match="the target table lacks age, town; the test table also has extra"):
         read_pair(
