@@ -61,8 +61,8 @@ class Soseleto:
     weight_step: how far a weight moves at a visit when its alignment is of ordinary size; it follows the learning rate
         down. ``None`` freezes the weights, which is ordinary training. Without ``scale_by_rms`` it multiplies the
         alignment as it is, and is the paper's λ_α λ_p/nˢ.
-    initial_weight: where every α starts; ``"beliefs"``: at the probabilities that labels are right, where they were
-        judged before the training (``Probes(evidence=...)``), else at 1.
+    initial_weight: where every α starts; ``"beliefs"``: at the squared probabilities that labels are right, where they
+        were judged before the training (``Probes(evidence=...)``), else at 1.
     direction: what source gradients are compared with: ``running_mean``, or ``last_batch``, the paper's ∂L_t/∂θ.
     alignment: pieces that change the alignments before they move weights and scores, in order. ``last_layer`` makes
         alignments of its own, without engine and direction.
@@ -114,6 +114,9 @@ class Soseleto:
                 f"weight_step must be above 0, got {self.weight_step}: "
                 "give a step such as 0.1, or None to keep the weights where they are."
             )
+        first = self.initial_weight
+        if first != "beliefs" and not (isinstance(first, (int, float)) and 0.0 <= first <= 1.0):
+            raise UsageError(f"initial_weight must lie in [0, 1], got {first!r}: give such a number, or 'beliefs'.")
         for slot in SLOTS:
             piece = getattr(self, slot)
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")

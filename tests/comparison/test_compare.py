@@ -250,6 +250,18 @@ def test_weights_start_at_beliefs_of_an_answer_that_has_not_seen_what_is_held_ou
         assert not np.array_equal(belief, whole)
 
 
+def test_planted_probes_make_another_source_of_which_nothing_is_believed_beforehand() -> None:
+    source, target = points(120, 0, 0.3), points(60, 1)
+    evidence = soseleto.scan(source, target, device="cpu").evidence
+    method = soseleto.Soseleto(initial_weight="beliefs", weight_step=None)
+    more: dict[str, Any] = {"method": method, "epochs": 1, "device": "cpu"}
+    planted = soseleto.fit(net(), source, target, probes=Probes(share=0.5, evidence=evidence), **more)
+    assert planted.weights.eq(1.0).all()
+    assert soseleto.fit(net(), source, target, probes=Probes(share=None, evidence=evidence), **more).weights.min() < 0.5
+    with pytest.raises(UsageError, match=r"initial_weight must lie in .* got 'belief'"):
+        soseleto.Soseleto(initial_weight="belief")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -8,13 +8,13 @@ One forward and one backward pass of source and target together give every a and
 its target gradient is computed and mapped to the direction; the source rows' alignments and the weighted source
 gradient follow from the same δ. Then δ is freed, so that peak memory is that of an ordinary step.
 
-This is exact if no example's loss depends on another example and every use of a parameter is seen. It is proved on the
-graph of the step itself (see ``proof``), for every kind of graph that the model builds and again at random steps: for
-random and for one-hot coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j. And
+This is exact if no example's loss depends on another example and every use of a parameter is seen. It is proved on a
+few examples (see ``proof``), for every kind of graph that the model builds: for random and for one-hot coefficients c,
+Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j. Then, and again at random steps, one such
+equation must hold on the graph of the step itself. Where the few give another kind of graph, all is proved on that. And
 the gradient must not lead from the losses of one part of the batch to the activations of the other. That is decided by
 structure, with NaN in place of numbers, since 0·NaN is NaN: a term that acts between examples counts even while its
-factor is zero. What acts between equal examples only, as a loss of pairs, is looked for in a batch whose first half
-is there twice.
+factor is zero. What acts between equal examples only, as a loss of pairs, is seen since two of the few are there twice.
 """
 
 from __future__ import annotations

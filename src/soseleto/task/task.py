@@ -106,8 +106,8 @@ class Task:
     Every trainable parameter belongs to one of three parts: θ (named in ``shared``), φᵗ (named in ``target_head``) or
     φˢ (the others). In noisy-label mode all are shared. ``n_source`` counts the source examples of this process;
     ``sharing`` divides the work of a step over ranks and micro-batches. ``target_shares`` are the target's class
-    shares, where its batches are class-balanced; ``beliefs`` the probabilities (n_source,) that labels are right, where
-    they were judged before the training.
+    shares, where its batches are class-balanced; ``beliefs`` (n_source,) are where weights can start, where the labels
+    were judged before the training.
     """
 
     model: nn.Module

@@ -45,6 +45,7 @@ from soseleto.training.setup import (
     Options,
     Setup,
     check_settings,
+    first_weights,
     make_sharing,
     with_missing,
     with_views,
@@ -187,7 +188,7 @@ def _setup(
     """
     planted = data.with_probes(options.probes, seed=options.seed)
     known: dict[str, Any] = {"n_source": len(data.source), "n_target": len(planted.target)}
-    share = None
+    share, beliefs = None, first_weights(options, planted, more["sharing"])
     chooses = chosen["method"] is None or isinstance(chosen["method"], DefaultMethod)
     classifies = options.mode == "noisy" and network.kind == "classification"
     if chooses and classifies and options.loss[0] is cross_entropy:
@@ -199,8 +200,7 @@ def _setup(
         else:
             share = wrong_share(network.model, network.prepare, data, seed=options.seed)
         linear = ends_in_linear(network.model, network.prepare, data.source)
-        judged = evidence is not None and evidence.judgement.belief is not None
-        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share, "judged": judged}
+        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share, "judged": beliefs is not None}
     inputs = kind_of_inputs(data.source)
     settings = resolve(network.model, mode=options.mode, inputs=inputs, **known, **chosen)
     check_settings(settings, data, more["sharing"])
@@ -214,6 +214,7 @@ def _setup(
         data=planted,
         sizes=BatchSizes.of(planted, settings),
         wrong_share=share,
+        beliefs=beliefs,
         **more,
     )
 

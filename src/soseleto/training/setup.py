@@ -171,6 +171,7 @@ class Setup:
     """Everything a training needs, checked: what ``fit`` hands to the loop.
 
     wrong_share: the estimated share of wrong labels that the default method was chosen by
+    beliefs: (N,) where source weights can start
     """
 
     options: Options
@@ -181,6 +182,7 @@ class Setup:
     sharing: Sharing
     device: torch.device
     wrong_share: float | None = None
+    beliefs: Tensor | None = None
 
     @property
     def in_one_process(self) -> bool:
@@ -207,16 +209,8 @@ class Setup:
             target_shares=shares,
             guard=guard,
             sharing=self.sharing,
-            beliefs=self._beliefs(n_source),
+            beliefs=self.beliefs,
         )
-
-    def _beliefs(self, n_source: int) -> Tensor | None:
-        """Of a first answer in one process, about this source: planted probes would be more of it."""
-        evidence = self.options.probes.evidence
-        belief = None if evidence is None else evidence.judgement.belief
-        if belief is None or not self.in_one_process or len(belief) != n_source:
-            return None
-        return torch.from_numpy(belief**SHARPNESS).float()
 
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
@@ -233,6 +227,15 @@ class Setup:
             "device": str(self.device) if self.in_one_process else self.device.type,
             **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }
+
+
+def first_weights(options: Options, planted: Data, sharing: Sharing) -> Tensor | None:
+    """Squared beliefs of a first answer; None where it knows another source, as of one rank or with planted probes."""
+    evidence = options.probes.evidence
+    belief = None if evidence is None else evidence.judgement.belief
+    if belief is None or not isinstance(sharing.reducer, Single) or len(belief) != len(planted.source):
+        return None
+    return torch.from_numpy(belief**SHARPNESS).float()
 
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
