@@ -6,6 +6,7 @@ Tokens and embeddings are cached (``SOSELETO_CACHE``), by the content of the tex
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from experiments.data import data_root
-from soseleto.data.storage import cache_root
 from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
@@ -45,7 +45,7 @@ def embeddings(texts: Sequence[str], folder: Path, max_tokens: int, device: str 
     """(N, width) float32 on the CPU: the mean of the last hidden states over the tokens of each text."""
     prepare = preparation(folder, max_tokens)
     tokens = prepare.tokens(texts)
-    file = cache_root() / f"embeddings-{len(texts)}x{max_tokens}-{_key(tokens, folder)}.npy"
+    file = _cache() / f"embeddings-{len(texts)}x{max_tokens}-{_key(tokens, folder)}.npy"
     found = _cached(file, len(texts))
     if found is None:
         found = _embedded(tokens, prepare, folder, choose_device(device))
@@ -53,6 +53,10 @@ def embeddings(texts: Sequence[str], folder: Path, max_tokens: int, device: str 
         with aside(file) as unfinished, open(unfinished, "wb") as out:
             np.save(out, found.numpy(), allow_pickle=False)
     return found
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("SOSELETO_CACHE") or "~/.cache/soseleto/images").expanduser()
 
 
 def _embedded(tokens: Tensor, prepare: TextPreparation, folder: Path, device: torch.device) -> Tensor:

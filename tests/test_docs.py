@@ -96,7 +96,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(root / "photos/scraped", root / "S")
     shutil.copytree(root / "photos/checked", root / "T")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SOSELETO_CACHE", str(root / "cache"))
         patch.setattr(defaults, "EPOCHS", 8)  # of every training that names none
         patch.chdir(root)
         yield root

@@ -23,9 +23,8 @@ def picture(path: Path, seed: int, size: tuple[int, int] = (16, 16)) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path: Path) -> Path:
     """Good folders and good tables; each test spoils one thing."""
-    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
     for side, first in (("source", 0), ("target", 100)):
         for at in range(8):
             picture(tmp_path / side / ("cat", "dog")[at % 2] / f"{at}.png", first + at)

@@ -1,7 +1,6 @@
 """``soseleto fit`` on texts with a pretrained model and without, and everything that follows on the run."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -42,19 +41,11 @@ def fit_words(desk: Path, out: str, *more: object, model: bool = True) -> list[o
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tables, a tiny BERT, and a finished run."""
     folder = tmp_path_factory.mktemp("texts")
-    os.environ.pop("SOSELETO_CACHE", None)
     make_folder(folder / "tiny")
     write_reviews(folder / "source.csv", 80, seed=0, wrong=0.2)
     write_reviews(folder / "target.csv", 40, seed=1)
     (folder / "printed.txt").write_text(command(*fit_words(folder, "run")))
     return folder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("SOSELETO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def test_the_plan_says_what_is_read(desk: Path) -> None:

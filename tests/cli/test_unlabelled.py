@@ -37,9 +37,8 @@ def photos(folder: Path, n: int, seed: int, *, side: int = 12, classes: bool = T
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path: Path) -> Path:
     """Folders ``source``, ``target`` and ``more``, which has no classes and photos of another size."""
-    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
     photos(tmp_path / "source", 48, 0)
     photos(tmp_path / "target", 12, 1)
     photos(tmp_path / "more", 20, 2, side=16, classes=False)

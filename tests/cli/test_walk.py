@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +78,12 @@ def write_photos(root: Path, draw: torch.Generator) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     root = tmp_path_factory.mktemp("walk")
     wrong = write_photos(root / "photos", torch.Generator().manual_seed(0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SOSELETO_CACHE", str(root / "cache"))
-        made = Walk(root / "photos", wrong, root / "run", "")
-        printed = run("fit", "--source", root / "photos" / "scraped", *made.sets, "--out", made.out)
-        yield Walk(made.photos, wrong, made.out, printed)
+    made = Walk(root / "photos", wrong, root / "run", "")
+    printed = run("fit", "--source", root / "photos" / "scraped", *made.sets, "--out", made.out)
+    return Walk(made.photos, wrong, made.out, printed)
 
 
 def test_fit_compares_and_reports(walk: Walk) -> None:

@@ -12,14 +12,6 @@ def real_root(data_root: Path) -> Path:
     return data_root
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """No test writes into the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("SOSELETO_CACHE", str(folder))
-    return folder
-
-
 def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
     """A smooth colour image of size (width, height), different for every seed."""
     random = np.random.default_rng(seed)

@@ -1,10 +1,6 @@
-"""The decoding rules one by one, and the cache that decodes each file once."""
+"""The decoding rules one by one."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -86,36 +82,6 @@ def test_sizes_and_colours_come_from_the_source(image_folder, tmp_path):
             as_examples(tmp_path / "d", name="s", reading=Reading(**wrong))
 
 
-@pytest.fixture
-def opened(monkeypatch) -> list[str]:
-    """The names of the files that are decoded from now on."""
-    seen, real = [], images.pixels
-    open_image = images.open_image
-
-    def spied(path):
-        image = open_image(path)
-        image.info["path"] = path
-        return image
-
-    monkeypatch.setattr(images, "open_image", spied)
-    monkeypatch.setattr(images, "pixels", lambda i, shape: seen.append(Path(i.info["path"]).name) or real(i, shape))
-    return seen
-
-
-def test_each_file_is_decoded_once(image_folder, own_cache, opened):
-    root = image_folder("source", {"a": [1, 2], "b": [3]})
-    first = as_examples(root, name="source")
-    assert sorted(opened) == ["0001.png", "0002.png", "0003.png"]
-    opened.clear()
-    assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
-    assert opened == []
-    assert as_examples(root, name="source", reading=Reading(image_size=16)).inputs.shape[2:] == (16, 16)
-    assert len(opened) == 3
-    first.inputs[0] = 0  # writing to what was handed out leaves the cache as it is
-    assert not torch.equal(as_examples(root, name="source").inputs[0], first.inputs[0])
-    assert not list(own_cache.glob("unfinished-*"))
-
-
 def test_the_number_of_threads_changes_nothing(image_folder, tmp_path, monkeypatch):
     root = image_folder("source", {"a": list(range(100)), "b": list(range(100, 150))})
     (root / "a" / "bad.png").write_bytes(b"nothing")
@@ -124,85 +90,27 @@ def test_the_number_of_threads_changes_nothing(image_folder, tmp_path, monkeypat
     made = []
     for cores in (1, 4):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / str(cores)))
         made.append(images.decoded(files, (3, 16, 16), progress=lambda *two: seen.append(two)))
-    one, many = made
-    assert one.bad == many.bad == [(100, "is not an image of a known kind"), (151, "is missing")]
-    assert torch.equal(one.inputs, many.inputs)
+    (one, bad), (many, same) = made
+    assert bad == same == [(100, "is not an image of a known kind"), (151, "is missing")]
+    assert torch.equal(one, many)
     assert seen[-1] == (152, 152)
 
 
-KILLED = """
-import os, sys, soseleto.data as data
-from soseleto.data import images
-def slow(*given):
-    print("half way", flush=True)
-    sys.stdin.readline()
-images.pixels = slow
-os.cpu_count = lambda: 1
-data.as_examples(sys.argv[1], name="source")
-"""
-
-
-def test_a_kill_midway_leaves_no_entry_that_could_be_taken_for_whole(image_folder, own_cache):
-    root = image_folder("source", {"a": [1, 2, 3]})
-    command = [sys.executable, "-c", KILLED, str(root)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"half way\n"
-        process.send_signal(signal.SIGKILL)
-    left = [path.name for path in own_cache.iterdir()]
-    assert len(left) == 1
-    assert left[0].startswith("unfinished-")
-    made = as_examples(root, name="source")
-    assert made.inputs[0].float().std() > 1
-    old = own_cache / left[0]
-    assert old.exists()  # it might belong to a process at work ...
-    os.utime(old, (time.time() - 90000,) * 2)
-    (root / "a" / "0009.png").write_bytes((root / "a" / "0001.png").read_bytes())
-    as_examples(root, name="source")
-    assert not old.exists()  # ... but not a day later
-
-
-def test_a_full_disk_is_detected_before_decoding(image_folder, monkeypatch):
-    usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(images.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):
-        as_examples(image_folder("source", {"a": [1]}), name="source")
-
-
-def test_a_file_changed_within_its_size_and_time_is_read_again(image_folder):
-    root = image_folder("source", {"a": [1, 2]}, suffix=".bmp")
-    as_examples(root, name="source")
-    path, other = root / "a" / "0001.bmp", root / "a" / "0002.bmp"
-    before = path.stat()
-    path.write_bytes(other.read_bytes())
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    changed = as_examples(root, name="source")
-    assert torch.equal(changed.inputs[0], changed.inputs[1])
-
-
-def test_a_passing_error_is_forgotten(image_folder, monkeypatch):
+def test_many_images_are_on_disk_where_there_is_room(image_folder, monkeypatch):
     root = image_folder("source", {"a": [1, 2]})
-    real = images.pixels
+    in_memory = as_examples(root, name="source").inputs
+    monkeypatch.setattr(images, "LARGE", 100)
+    assert torch.equal(as_examples(root, name="source").inputs, in_memory)
+    monkeypatch.setattr(images.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):
+        as_examples(root, name="source")
 
+
+def test_an_error_while_decoding_is_named(image_folder, monkeypatch):
     def fails(*given):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(images, "pixels", fails)
-    reading = Reading(image_size=32, channels=3)
     with pytest.raises(DataError, match=r"cannot be decoded \(.*Input/output error"):
-        as_examples(root, name="source", reading=reading)
-    monkeypatch.setattr(images, "pixels", real)
-    again = as_examples(root, name="source", reading=reading)
-    wanted = np.asarray(Image.open(root / "a" / "0001.png")).transpose(2, 0, 1)
-    assert np.array_equal(again.inputs[0].numpy(), wanted)
-
-
-def test_a_damaged_entry_is_named(image_folder, own_cache):
-    root = image_folder("source", {"a": [1, 2]})
-    as_examples(root, name="source")
-    (entry,) = own_cache.iterdir()
-    (entry / "pixels").write_bytes(b"short")
-    with pytest.raises(DataError, match="is damaged: delete that folder"):
-        as_examples(root, name="source")
+        as_examples(image_folder("source", {"a": [1, 2]}), name="source")

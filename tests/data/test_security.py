@@ -87,7 +87,7 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
 
 
 def bad_ones(folder, *names):
-    return images.decoded([str(folder / name) for name in names], (3, 8, 8)).bad
+    return images.decoded([str(folder / name) for name in names], (3, 8, 8))[1]
 
 
 def png_claiming(width, height):
@@ -131,7 +131,7 @@ def test_compressed_bombs_are_refused(tmp_path):
 
 
 def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("soseleto.data.storage.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("soseleto.data.limits.MAX_BYTES", 1 << 20)
     table = pa.table({"a": np.zeros(1 << 18), "label": np.zeros(1 << 18, np.int8)})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 10000

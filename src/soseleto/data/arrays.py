@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import structure
 from soseleto.data.labels import labels_from, names_of, text_of
+from soseleto.data.limits import check_expansion
 from soseleto.data.preprocess import single_precision
 from soseleto.data.reading import Names, Raw
-from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, first_line
 

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.data import storage, structure
+from soseleto.data import structure
 from soseleto.data.examples import Examples
+from soseleto.data.limits import PIECE
 from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.reading import Problem, some
 from soseleto.data.structure import Inputs
@@ -68,7 +69,7 @@ def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) ->
     inputs = examples.inputs
     if not inputs.dtype.is_floating_point:
         return []
-    pieces = [~piece.isfinite() for piece in inputs.reshape(len(inputs), -1).split(storage.PIECE)]
+    pieces = [~piece.isfinite() for piece in inputs.reshape(len(inputs), -1).split(PIECE)]
     rows = torch.cat([bad.any(1) for bad in pieces]).nonzero().flatten()
     if not len(rows):
         return []

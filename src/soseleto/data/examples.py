@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from soseleto.data import storage, structure
+from soseleto.data import structure
 from soseleto.data.batches import source_batches
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
@@ -101,7 +101,7 @@ class Examples:
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
         inputs, labels = structure.change(
-            lambda tensor: storage.select(tensor, at.to(tensor.device)), (self.inputs, self.labels)
+            lambda tensor: tensor.index_select(0, at.to(tensor.device)), (self.inputs, self.labels)
         )
         places = [range(len(self))[i] for i in at.tolist()]
         return replace(

@@ -1,45 +1,37 @@
-"""Images of one shape, decoded once: threads run Pillow and fill one memory-mapped array, which is kept in a cache.
+"""Images of one shape, decoded once in a run: threads run Pillow and fill one array, which is on disk if it is large.
 
 The rules, in order: the first frame is used; the EXIF orientation is applied; 16-bit values are divided by 257; float
 values are taken as 0 to 1 if none is above 1, else as 0 to 255; transparent images are composited on white; other modes
 become RGB or grey. To change the size, the largest centred window with the target aspect ratio is resampled (bilinear,
 antialiased). JPEGs at least four times too large are decoded at 1/2, 1/4 or 1/8, never below twice the target size.
-
-    CACHE/KEY/pixels     uint8 (N, C, H, W)
-    CACHE/KEY/bad.json   the rows that could not be decoded, which are zero; they are tried again in the next run
-
-KEY is a hash of the shape and of the path, size and times of every file. An entry is written to a temporary folder and
-renamed, so that after a kill it is complete or absent.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
+import math
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import storage
 from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
 from soseleto.errors import DataError, counted
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
     from PIL import Image
 
-VERSION = 3  # part of every cache key: increase it when a rule changes
+LARGE = 1 << 28  # bytes above which decoded images are kept on disk
 MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
 # No format that needs another program or embeds code (EPS runs Ghostscript), or that has no signature (TGA). HEIF is
 # read where a plugin, such as pillow-heif, has been registered.
@@ -52,16 +44,10 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 Shape = tuple[int, int, int]  # channels, height, width
 Progress = Callable[[int, int], None]  # files done, files in total
-Bad = list[tuple[int, str]]  # (row, reason) of every image that cannot be decoded
 
 
 class Unreadable(Exception):
     """A file cannot be used; the message continues a sentence that starts with its name."""
-
-
-class Decoded(NamedTuple):
-    inputs: Tensor  # (N, C, H, W) uint8, mapped copy-on-write: writing to it does not change the cache
-    bad: Bad  # those rows are zero
 
 
 def open_image(path: str) -> Image.Image:
@@ -126,82 +112,45 @@ def _reason(error: BaseException) -> str:
     return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def decoded(files: Sequence[str], shape: Shape, progress: Progress | None = None) -> Decoded:
-    """All files decoded into one array, from the cache if possible."""
-    root = storage.cache_root()
-    entry = root / _key(files, shape)
-    if not entry.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        storage.sweep(root)
-        _check_room(root, len(files) * int(np.prod(shape)))
-        aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
-        try:
-            array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
-            failed = _fill(array, files, range(len(files)), shape, progress)
-            array.flush()
-            (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
-            if not entry.is_dir():  # else another process was faster
-                os.rename(aside, entry)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    try:
-        array = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(len(files), *shape))
-        rows = json.loads((entry / "bad.json").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
-    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape))
-
-
-def _key(files: Sequence[str], shape: Shape) -> str:
-    digest = hashlib.sha256(f"{VERSION} {shape}".encode())
-    for file in files:
-        try:
-            # No program can set the time of the last change (ctime): it shows a file that got its old time back.
-            stat = os.stat(file)
-            stamp = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-        except (OSError, ValueError):
-            stamp = "missing"
-        digest.update(os.fsencode(f"\n{os.path.abspath(file)} {stamp}"))
-    return f"{len(files)}-{'x'.join(map(str, shape))}-{digest.hexdigest()}"
-
-
-def _fill(
-    array: Any,
-    images: Sequence[Any],
-    rows: Iterable[int],
-    shape: Shape,
-    progress: Progress | None = None,
-    workers: int | None = None,
-) -> Bad:
-    """Decode these rows into the array; returns those that cannot be, and why."""
+def decoded(
+    images: Sequence[Any], shape: Shape, progress: Progress | None = None, workers: int | None = None
+) -> tuple[Tensor, list[tuple[int, str]]]:
+    """(N, C, H, W) uint8, and row and reason of each image that cannot be decoded, which is zero; "" is left out."""
+    array = _zeros((len(images), *shape))
 
     def fill_row(row: int) -> str | None:
         try:
             image = images[row]
-            array[row] = pixels(open_image(image) if isinstance(image, str) else image, shape)
+            if image != "":
+                array[row] = pixels(open_image(image) if isinstance(image, str) else image, shape)
         except Exception as error:  # Pillow raises many kinds; one bad file must not stop the others
             return _reason(error)
         return None
 
-    bad: Bad = []
-    rows = list(rows)
+    bad = []
     with warnings.catch_warnings(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
-        for done, (row, why) in enumerate(zip(rows, pool.map(fill_row, rows), strict=True), start=1):
+        for row, why in enumerate(pool.map(fill_row, range(len(images)))):
             if why is not None:
                 bad.append((row, why))
-            if progress is not None and (done % 64 == 0 or done == len(rows)):
-                progress(done, len(rows))
-    return bad
+            if progress is not None and ((row + 1) % 64 == 0 or row + 1 == len(images)):
+                progress(row + 1, len(images))
+    return torch.from_numpy(array), bad
 
 
-def _check_room(root: Path, needed: int) -> None:
-    free = shutil.disk_usage(root).free
-    if needed > free:
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Bytes in memory, or where they are many in a temporary file without a name, which is gone with the process."""
+    size = math.prod(shape)
+    if size <= LARGE:
+        return np.zeros(shape, dtype=np.uint8)
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if size > free:
         raise DataError(
-            f"the decoded images need {needed / 2**30:.1f} GiB in {root} but {free / 2**30:.1f} GiB are free: "
-            "give a smaller image_size, or set SOSELETO_CACHE to a folder on another disk."
+            f"the decoded images need {size / 2**30:.1f} GiB in {tempfile.gettempdir()} but {free / 2**30:.1f} GiB are "
+            "free: give a smaller image_size, or set TMPDIR to a folder on another disk."
         )
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
 
 
 def shape_for(source: Raw, reading: Reading) -> Shape | None:
@@ -246,12 +195,8 @@ def _header(image: Any) -> tuple[int, int, bool]:
 def pixels_of(raw: Raw, shape: Shape, progress: Progress | None = None) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     assert raw.images is not None
-    if raw.paths is not None:
-        inputs, bad = decoded(raw.images, shape, progress)
-        bad = [(row, why) for row, why in bad if raw.images[row]]
-    else:
-        inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
-        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, workers=1)
+    # A data set that opens its images itself may not allow several threads.
+    inputs, bad = decoded(raw.images, shape, progress, workers=1 if raw.paths is None else None)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     for row, why in bad:
         rows_by_reason.setdefault(why, []).append(row)

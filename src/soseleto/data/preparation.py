@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import cells, storage
+from soseleto.data import cells
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
+from soseleto.data.limits import PIECE, check_size
 from soseleto.data.reading import Problem, Raw, Reading, some
-from soseleto.data.storage import check_size
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
@@ -117,9 +117,9 @@ class TablePreparation:
         """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
         columns, dtype = [column.formatted_as(table[column.name]) for column in self.columns], self._dtype
         check_size(dtype.itemsize * table.num_rows * len(self.places), what="the table")
-        inputs = storage.empty(table.num_rows, len(self.places), what="the table", dtype=dtype)
-        for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
-            rows, at = table.slice(first, storage.PIECE), 0
+        inputs = torch.empty(table.num_rows, len(self.places), dtype=dtype)
+        for first in range(0, table.num_rows, PIECE):  # texts have 2,048 numbers a row before they are stored
+            rows, at = table.slice(first, PIECE), 0
             for column in columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece

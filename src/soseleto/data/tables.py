@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from soseleto.data import cells, storage
+from soseleto.data import cells
 from soseleto.data.images import outside
 from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
+from soseleto.data.limits import check_size
 from soseleto.data.reading import Problem, Raw, Reading, escaped, existing, some
-from soseleto.data.storage import check_size, is_large, passing_file
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -145,25 +145,11 @@ def _load_json(text: str, path: Path) -> Any:
 def _load_parquet(path: Path) -> Any:
     parquet = need("pyarrow.parquet", to="reading Parquet")
     with parquet.ParquetFile(str(path)) as file:
-        groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
         # A few bytes of run lengths can encode billions of rows: check the size before reading.
-        size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
-        check_size(size, what=str(path))
-        if is_large(max(size, sum(group.total_byte_size for group in groups))):
-            return _mapped(file, path)
+        check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
         table = file.read()
     table.validate(full=True)
     return table
-
-
-def _mapped(file: Any, path: Path) -> Any:
-    """An open Parquet file, copied to disk in the form in which it is used, of which only what is needed is read."""
-    pyarrow, ipc = cells.pyarrow(), need("pyarrow.ipc", to="reading Parquet")
-    with passing_file(what=str(path)) as copy:
-        with pyarrow.OSFile(str(copy), "wb") as sink, ipc.new_stream(sink, file.schema_arrow) as writer:
-            for batch in file.iter_batches(batch_size=storage.PIECE):
-                writer.write_batch(batch)
-        return ipc.open_stream(pyarrow.memory_map(str(copy))).read_all()
 
 
 # Data frames

@@ -23,7 +23,6 @@ from soseleto.data import tables
 from soseleto.data.images import outside
 from soseleto.data.labels import names_of
 from soseleto.data.reading import Reading, escaped, existing
-from soseleto.data.storage import is_large
 from soseleto.data.tables import roles_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
@@ -84,7 +83,7 @@ def remember(
 def _with_columns(
     run: RunFolder, path: Path, reading: Reading, features: Sequence[str], beside: Sequence[str]
 ) -> list[str]:
-    """Put columns of the table before the ranking's features, of a large table only in the rows that are shown.
+    """Put columns of the table before the ranking's features.
 
     At most ``MOST_BESIDE``, and none that is constant, or repeats the label, the id or another one. Returns the names
     of all features.
@@ -93,9 +92,8 @@ def _with_columns(
     columns, labels = list(feature_columns(ranking, {})), ranking["label"].astype(str).tolist()
     own = {name: ranking.pop(name) for name in columns}
     own_names = list(features[:MOST_TABLE_COLUMNS])
-    wanted = set(ranking["id"][shown_rows(ranking)].tolist()) if is_large(table.nbytes) else None
     row_of = {key: row for row, key in enumerate(row_ids(table, roles_of(table, reading, what=str(path)).get("id")))}
-    rows = [row_of.get(str(key)) if wanted is None or key in wanted else None for key in ranking["id"]]
+    rows = [row_of.get(str(key)) for key in ranking["id"]]
     added: dict[str, list[str]] = {}
     for name in beside:
         cells = table.column(name).take(_need("pyarrow").array(rows, "int64")).to_pylist()

@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from soseleto.data import Examples, ExampleSet, generator, storage
+from soseleto.data import Examples, ExampleSet, generator
 from soseleto.data.lazy import LazyDataset
-from soseleto.data.structure import to_device
+from soseleto.data.structure import concatenate, to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.cross_fit import Array, Judgement
 
@@ -204,7 +203,7 @@ def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> Exa
     truth = None if source.truth is None else torch.cat([source.truth, probes.truth.to(source.truth.device)])
     return replace(
         source,
-        inputs=pytree.tree_map(storage.concatenate, source.inputs, to_device(taken.inputs, device)),
+        inputs=concatenate([source.inputs, to_device(taken.inputs, device)]),
         labels=torch.cat([source.labels, probes.labels.to(device)]),
         ids=ids,
         paths=paths,

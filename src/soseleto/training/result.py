@@ -14,14 +14,12 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
-from soseleto.data.storage import is_large
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
-from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, Ranking, Table, is_suspect, shown_rows
-from soseleto.suspects.audit import default_rows
+from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, Table
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
@@ -138,7 +136,8 @@ class Result(Predictor):
             columns["true_label"] = _labels(source, truth)[at]
             columns["wrong"] = ((truth != source.labels.cpu()) & truth_known(truth)).numpy()[at]
         if isinstance(table, TablePreparation) and isinstance(source, Examples):
-            columns |= _of_table(table, source, order, columns)
+            values = list(table.values_of(source.inputs[order]).values())[:MOST_TABLE_COLUMNS]
+            columns |= {f"x{place}": value for place, value in enumerate(values)}
         elif (features := _features(source)) is not None:
             columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
         return Table(columns)
@@ -169,25 +168,6 @@ class Result(Predictor):
         if os.path.realpath(path) != os.path.realpath(self.out / REPORT):
             require_writable(Path(path), run=RunFolder(self.out), force=force)
         return write_report(self.out, path)
-
-
-def _of_table(table: TablePreparation, source: Examples, order: Tensor, ranking: Ranking) -> dict[str, np.ndarray]:
-    """The values of a table; of a large one only in the rows that are shown."""
-    shown = torch.arange(len(order))
-    if is_large(source.nbytes):
-        audited = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
-        shown = torch.from_numpy(shown_rows(ranking, also=audited))
-    values = list(table.values_of(source.inputs[order[shown]]).values())[:MOST_TABLE_COLUMNS]
-    return {f"x{at}": _spread(column, shown.numpy(), len(order)) for at, column in enumerate(values)}
-
-
-def _spread(column: np.ndarray, places: np.ndarray, n: int) -> np.ndarray:
-    """(n,) with the values at these places, and empty ones at the others."""
-    if len(places) == n:
-        return column
-    whole = np.full(n, "" if column.dtype == object else np.nan, dtype=column.dtype)
-    whole[places] = column
-    return whole
 
 
 def _features(source: ExampleSet) -> np.ndarray | None:
