@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from experiments import cleanlab, encoding, logistic, measures, news
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
+from experiments.row_views import FeatureViews
 from experiments.settings import make_method
 from experiments.training import accuracies, autocast, drawn, train
-from soseleto.data import Examples
+from soseleto.data import Examples, Preprocess
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.defaults import (
@@ -272,7 +273,8 @@ def _views(config: Config, texts: Texts) -> AnyViews | None:
     """Of the strong recipe."""
     if not config.base.startswith("strong"):
         return None
-    return views_for(kind_of_inputs(texts.source))
+    kind = kind_of_inputs(texts.source)
+    return FeatureViews(missing=Preprocess.of(texts.source.inputs).mean) if kind == "rows" else views_for(kind)
 
 
 EXPERIMENT = Experiment(NAME, LINES, 5, configuration, cells, data, measure)

@@ -91,7 +91,6 @@ def _parts(make: Any) -> Any:
         ("images", pretrained("timm"), 10, 64, 1e-4, 0.0),
         ("tokens", pretrained(), 3, 32, 6e-5, 0.0),
         ("tokens", pretrained("peft"), 3, 32, 1e-4, 0.0),
-        ("rows", nn.Linear(3, 2), 30, 64, 0.03, 0.0),
     ],
 )
 def test_the_strong_recipe(

@@ -133,8 +133,5 @@ def parts() -> dict[str, str]:
         "convolutional": convolutional_steps(),
         "rivals": rivals_table(load("cifar10-deep-choose.json")["rows"]),
         "by class": by_class(),
-        "dropped values": lines_by_noise(
-            "choose-strong-tables-cpu.json", lambda noise: f"{noise:.0%} flipped".replace("%", " %")
-        ),
         "parts": lines_by_noise("choose-strong-parts-cpu.json", str),
     }

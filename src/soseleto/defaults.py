@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, ExampleSet, FeatureViews, TokenViews, Views
+from soseleto.data import Augment, ExampleSet, TokenViews, Views
 from soseleto.data.text import TextExamples
 from soseleto.data.views import AnyViews, has_mask
 from soseleto.errors import UsageError
@@ -463,13 +463,17 @@ def kind_of_inputs(examples: ExampleSet) -> Inputs:
 
 def views_for(inputs: Inputs) -> AnyViews:
     """The views of ``Strong()``."""
-    kinds: dict[str, type[AnyViews]] = {"images": Views, "tokens": TokenViews, "rows": FeatureViews}
-    if inputs not in kinds:
+    if inputs == "rows":
         raise UsageError(
-            "Strong() takes uint8 images (C, H, W), rows of numbers (D,), and dicts with input_ids and "
-            "attention_mask: give one of these, or another method."
+            "Strong() is for images and texts, and a table is judged better by its columns: use soseleto.scan, or "
+            "leave the method out."
         )
-    return kinds[inputs]()
+    if inputs == "other":
+        raise UsageError(
+            "Strong() takes uint8 images (C, H, W), and dicts with input_ids and attention_mask: give one of these, or "
+            "another method."
+        )
+    return Views() if inputs == "images" else TokenViews()
 
 
 def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None) -> Augment | None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
 
-from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views, feed, source_batches
+from soseleto.data import Augment, Examples, TokenViews, Views, feed, source_batches
 from soseleto.data.batches import ExampleRandom
-from soseleto.data.columns import GONE
 from soseleto.data.structure import tensors
 from soseleto.data.text import NO_TOKEN, TextExamples
 from soseleto.errors import UsageError
@@ -65,43 +63,7 @@ def fruit() -> pa.Table:
     )
 
 
-def test_a_dropped_value_is_a_missing_one() -> None:
-    table = fruit()
-    prepared = TablePreparation.fit(table, kinds={"note": "text"})
-    missing, columns = prepared.missing()
-    empty = pa.table({name: pa.nulls(1, table[name].type) for name in table.column_names})
-    np.testing.assert_array_equal(prepared.read(empty)[0].numpy(), np.array(missing, dtype=np.float32))
-    assert prepared.names[:4] == ("size", "size is missing", "weight", "colour")
-    assert columns[:4] == (0, 0, 1, 2)
-    assert columns[4:] == tuple(range(3, 3 + len(columns) - 4))  # hashed words one by one
-    assert missing[3] == GONE
-    rows = prepared.read(table)
-    weak, *strong = FeatureViews(drop=0.4, missing=missing, columns=columns)(
-        rows, ExampleRandom.of(1, torch.arange(30))
-    )
-    assert weak is rows
-    for view in strong:
-        gone = view == torch.tensor(missing)
-        assert bool(((view == rows) | gone).all())
-        together = view[:, 1] == 1
-        assert bool((view[together, 0] == missing[0]).all())
-    assert not torch.equal(*strong)
-
-
-def test_values_are_dropped_with_their_probability() -> None:
-    rows = torch.randn(2000, 5, dtype=torch.float64)
-    views = FeatureViews(drop=0.25, count=1, missing=(7.0,) * 5, columns=(0, 0, 1, 2, 3))
-    _, view = views(rows, ExampleRandom.of(2, torch.arange(2000)))
-    dropped = view == 7.0
-    assert view.dtype == rows.dtype
-    assert dropped.double().mean(0).tolist() == pytest.approx([0.25] * 5, abs=0.04)
-    assert torch.equal(dropped[:, 0], dropped[:, 1])
-    assert float((dropped[:, 1] & dropped[:, 2]).double().mean()) == pytest.approx(0.0625, abs=0.02)
-    alone = views(rows[9:10], ExampleRandom.of(2, torch.tensor([9])))[1]
-    assert torch.equal(alone[0], view[9])
-
-
-@pytest.mark.parametrize("kind", ["tokens", "dict", "images", "rows", "one view"])
+@pytest.mark.parametrize("kind", ["tokens", "dict", "images", "one view"])
 def test_a_resumed_epoch_has_the_same_batches_and_others_differ(kind: str) -> None:
     labels, pictures = torch.arange(60) % 3, torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8)
     sets: dict[str, tuple[Any, Any]] = {
@@ -109,7 +71,6 @@ def test_a_resumed_epoch_has_the_same_batches_and_others_differ(kind: str) -> No
         "dict": (Examples(as_dict(texts(60)), labels), TokenViews(drop=0.3)),
         "images": (Examples(pictures, labels), Views()),
         "one view": (Examples(pictures, labels), Augment(crop=2, flip=True)),
-        "rows": (Examples(torch.randn(60, 4), labels), FeatureViews(missing=(0.0,) * 4, columns=(0, 1, 2, 3))),
     }
     data, views = sets[kind]
     batches = source_batches(60, 8, seed=0, epoch=2)
@@ -132,6 +93,6 @@ def test_a_resumed_epoch_has_the_same_batches_and_others_differ(kind: str) -> No
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    for make in (lambda: TokenViews(drop=1.0), lambda: FeatureViews(drop=-0.1), lambda: FeatureViews(count=0)):
+    for make in (lambda: TokenViews(drop=1.0), lambda: TokenViews(drop=-0.1), lambda: TokenViews(count=0)):
         with pytest.raises(UsageError, match=r"drop must be a probability below 1, .*count at least 1, got \w+Views\("):
             make()

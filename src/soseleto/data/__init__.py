@@ -18,7 +18,7 @@ from soseleto.data.read import (
     read_pair,
 )
 from soseleto.data.reading import Problem, ProblemsError, Reading
-from soseleto.data.views import FeatureViews, TokenViews, Views
+from soseleto.data.views import TokenViews, Views
 
 __all__ = [
     "MODES",
@@ -26,7 +26,6 @@ __all__ = [
     "Batch",
     "ExampleSet",
     "Examples",
-    "FeatureViews",
     "LazyDataset",
     "Noisy",
     "Pair",

@@ -164,15 +164,6 @@ class TablePreparation:
             stored.append((column, part, (part == missing).all(1) & column.has_gaps))
         return stored
 
-    def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
-        texts every hashed word by itself."""
-        together: list[int] = []
-        for column, places in zip(self.columns, self._places, strict=True):
-            first = max(together, default=-1) + 1
-            together += [first + (at if isinstance(column, Text) else 0) for at in range(len(places))]
-        return tuple(place.missing for place in self.places), tuple(together)
-
     def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
         """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
         return {

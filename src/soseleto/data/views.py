@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,21 @@ from soseleto.errors import UsageError
 IDS, MASK = "input_ids", "attention_mask"
 
 
+class AnyViews(ABC):
+    """Makes of a batch the tuple (weak view, strong view, ...), for methods that take such batches.
+
+    made_of: what ``kind_of_inputs`` calls the inputs that the views are made of; wanted: the same in words
+    """
+
+    made_of: ClassVar[str]
+    wanted: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, inputs: Inputs, random: ExampleRandom) -> tuple[Inputs, ...]: ...
+
+
 @dataclass(frozen=True)
-class Views:
+class Views(AnyViews):
     """Views of uint8 images: each is shifted and mirrored at random, and the strong ones are changed further.
 
     crop: of every view, the most that it is shifted, as a share of the shorter side
@@ -33,6 +46,7 @@ class Views:
     flip: bool = True
     strong: StrongAugment = field(default_factory=StrongAugment)
     count: int = 2
+    made_of, wanted = "images", "views of images are made of uint8 tensors (C, H, W)"
 
     def __post_init__(self) -> None:
         _check(self, 0.0 <= self.crop <= 1.0, "crop must be a share of the side in [0, 1], such as 0.125")
@@ -43,7 +57,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class TokenViews:
+class TokenViews(AnyViews):
     """Views of texts.
 
     The weak view is the text itself. In a strong view the attention mask is 0 at dropped tokens, so that the model does
@@ -58,6 +72,7 @@ class TokenViews:
 
     drop: float = 0.1
     count: int = 2
+    made_of, wanted = "tokens", "views of texts are made of dicts with input_ids and attention_mask"
 
     def __post_init__(self) -> None:
         _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.1")
@@ -78,41 +93,9 @@ class TokenViews:
         return inside & (numbers < self.drop)
 
 
-@dataclass(frozen=True)
-class FeatureViews:
-    """Views of rows of numbers (N, D).
-
-    The weak view is the row itself. In a strong view some values are replaced by what stands for a missing one: the
-    source's mean of that number; in a table with a preparation the median, or the code of a missing category.
-
-    drop: the probability that a value is dropped
-    count: strong views of every row, each with its own draws
-    missing: (D,) what stands for a missing value; ``fit`` finds it in the source
-    columns: (D,) numbers of one column are dropped together; by default each is a column
-    """
-
-    drop: float = 0.4
-    count: int = 2
-    missing: tuple[float, ...] = field(default=(), repr=False)
-    columns: tuple[int, ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.4")
-
-    def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
-        missing, column = _constants(self, str(inputs.device), inputs.dtype)
-        numbers = random.uniform(self.count * (max(self.columns) + 1)).view(self.count, -1, len(inputs))
-        dropped = (numbers < self.drop).transpose(1, 2).index_select(2, column)  # (count, N, D)
-        return inputs, *(torch.where(mask, missing, inputs) for mask in dropped)
-
-
 def _check(views: Any, valid: bool, wanted: str) -> None:
     if not valid or views.count < 1:
         raise UsageError(f"{wanted}, and count at least 1, got {views}.")
-
-
-# Each makes of a batch the tuple (weak view, strong view, ...), for methods that take such batches.
-AnyViews = Views | TokenViews | FeatureViews
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +128,3 @@ def has_mask(inputs: Inputs) -> bool:
     if not isinstance(inputs, Mapping) or not all(isinstance(inputs.get(name), Tensor) for name in (IDS, MASK)):
         return False
     return bool(inputs[MASK].ndim == 2 and inputs[MASK].shape == inputs[IDS].shape)
-
-
-@lru_cache(maxsize=8)
-def _constants(views: FeatureViews, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    missing = torch.tensor(views.missing, dtype=dtype, device=device)
-    return missing, torch.tensor(views.columns, device=device)

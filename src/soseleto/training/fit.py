@@ -47,7 +47,6 @@ from soseleto.training.setup import (
     check_settings,
     first_weights,
     make_sharing,
-    with_missing,
     with_views,
 )
 
@@ -206,7 +205,6 @@ def _setup(
     check_settings(settings, data, more["sharing"])
     if line := settings.line():
         logger.info(line)
-    settings = with_missing(settings, data, options.inputs)
     return Setup(
         options=options,
         settings=settings,

@@ -28,7 +28,7 @@ class Inputs:
     """What happens to inputs before the model sees them.
 
     augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target); for methods
-        that take several views of an example ``soseleto.data.Views``, ``FeatureViews`` or ``TokenViews``
+        that take several views of an example ``soseleto.data.Views`` or ``TokenViews``
     standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default only for
         uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a table with
         categories is read from its path; the model then gets ``preparation.width`` numbers, or the tokens of texts.

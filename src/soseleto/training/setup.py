@@ -13,11 +13,8 @@ from soseleto.data import (
     Augment,
     Examples,
     ExampleSet,
-    FeatureViews,
-    Preprocess,
     TablePreparation,
     TokenViews,
-    Views,
     structure,
 )
 from soseleto.data.batches import Batch
@@ -49,12 +46,6 @@ from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probe
 
 TaskLosses = NoisyLosses | TransferLosses
 FEW = 2  # examples that are tried before the training
-# Views of an example: the inputs that they are made of, as ``kind_of_inputs`` calls them and in words.
-INPUTS_OF_VIEWS = {
-    Views: ("images", "views of images are made of uint8 tensors (C, H, W)"),
-    TokenViews: ("tokens", "views of texts are made of dicts with input_ids and attention_mask"),
-    FeatureViews: ("rows", "views of tables are made of rows of numbers (D,)"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,9 +367,8 @@ def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
         if augment is None:
             continue
         if isinstance(augment, AnyViews):
-            kind, needed = INPUTS_OF_VIEWS[type(augment)]
-            if kind_of_inputs(examples) != kind:
-                raise UsageError(f"{needed}, got {_form(examples)}: give such inputs, or leave these views out.")
+            if kind_of_inputs(examples) != augment.made_of:
+                raise UsageError(f"{augment.wanted}, got {_form(examples)}: give such, or leave these views out.")
             _check_mixing(augment, method)
         elif not isinstance(examples.take(torch.tensor([0]))[0], Tensor):
             raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
@@ -390,25 +380,6 @@ def _check_mixing(views: AnyViews, method: Method) -> None:
         raise UsageError(
             f"the method {method.name!r} mixes inputs, and token ids cannot be mixed: write Strong(mixup=0.0)."
         )
-    if not isinstance(views, Views) and getattr(method, "cutmix", False):
-        raise UsageError("cutmix pastes a part of another image, and these are no images: write Strong(cutmix=0.0).")
-
-
-def with_missing(settings: Settings, data: Data, inputs: Inputs) -> Settings:
-    """With what stands for missing values in views of a table: by its preparation, or the means of the source."""
-    table = inputs.standardize if isinstance(inputs.standardize, TablePreparation) else data.preparation
-
-    def completed(augment: Augment | AnyViews | None) -> Augment | AnyViews | None:
-        if not isinstance(augment, FeatureViews) or augment.missing:
-            return augment
-        if isinstance(table, TablePreparation):
-            missing, columns = table.missing()
-            return replace(augment, missing=missing, columns=columns)
-        missing = Preprocess.of(data.own_source.sample()).mean
-        return replace(augment, missing=missing, columns=tuple(range(len(missing))))
-
-    source, target = settings.augment
-    return replace(settings, augment=(completed(source), completed(target)))
 
 
 def with_views(method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare) -> Method:
