@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples
-from soseleto.data.preprocess import single_precision
 from soseleto.errors import UsageError, need
 
 Weighting = Literal["mean", "each"]
@@ -49,7 +48,7 @@ class FinalData:
         if how == "mean":
             own = own.mean().expand(len(own))
         return cls(
-            single_precision(torch.cat([source.inputs, target.inputs]).cpu()),
+            torch.cat([source.inputs, target.inputs]).cpu().float(),
             torch.cat([source.labels, target.labels]).cpu(),
             torch.cat([own, torch.ones(len(target))]).float(),
         )

@@ -103,17 +103,6 @@ def test_arrays_frames_and_tensors_give_the_same(flipped: tuple[Arrays, Arrays, 
     assert list(by_frame.feature_names_in_) == columns
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.int64])
-def test_times_are_told_apart(kind: Any) -> None:
-    """Float32 has a step of 128 at a Unix time."""
-    draw = np.random.RandomState(0)
-    t = draw.randint(0, 100, 400) + 1.7e9
-    X, y = np.stack([t, draw.randint(0, 9, 400)], 1).astype(kind), t - 1.7e9 >= 50
-    fitted = quick(epochs=20).fit(X, y)
-    assert fitted.score(X, y) > 0.98
-    assert np.allclose(fitted.predict_proba(X[3:4]), fitted.predict_proba(X)[3:4], atol=1e-6)
-
-
 def test_images_a_module_a_function_and_transfer() -> None:
     draw = np.random.RandomState(0)
     images, labels = draw.randint(0, 256, (24, 1, 16, 16), dtype=np.uint8), np.arange(24) % 3

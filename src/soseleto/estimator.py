@@ -304,12 +304,12 @@ def _array(values: Any) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """uint8 images stay uint8; everything else becomes float32, or float64 as in ``inputs_of``; sparse ones dense."""
+    """uint8 images stay uint8; everything else becomes float32; sparse ones dense."""
     if issparse(values):
         check_size(4 * values.shape[0] * values.shape[1], what="the sparse matrix")
         return torch.from_numpy(values.astype(np.float32).toarray())
-    if values.dtype != np.uint8 or values.ndim < 3:  # float32 where it holds every value of the type
-        values = values.astype(np.float32 if np.can_cast(values.dtype, np.float32) else np.float64)
+    if values.dtype != np.uint8 or values.ndim < 3:
+        values = values.astype(np.float32)
     return inputs_of(values, name="X")
 
 

@@ -34,18 +34,13 @@ def test_a_column_of_the_target_is_read_and_is_no_feature(tmp_path: Path) -> Non
         read_pair(source, table, mode="noisy", reading=Reading(before_column="was"))
 
 
-def test_names_are_exact_and_merged_like_labels(tmp_path: Path) -> None:
+def test_names_are_exact(tmp_path: Path) -> None:
     source, table = tmp_path / "source.csv", tmp_path / "target.csv"
     write(source, "a,label\n1,007\n2,008\n")
     write(table, "a,label,was\n4,007,008\n5,008,008\n")
     before = read_pair(source, table, mode="noisy", reading=Reading(before_column="was")).labels_before
     assert before is not None
     assert before.tolist() == [1, 1]
-    write(source, "a,label\n1,cat\n2,dog\n")
-    write(table, "a,label,was\n4,cat,DOG \n5,dog,Dog\n")
-    merged = read_pair(source, table, mode="noisy", reading=Reading(before_column="was", merge_labels=True))
-    assert merged.labels_before is not None
-    assert merged.labels_before.tolist() == [1, 1]
 
 
 def checked(tmp_path: Path, *, differ: bool) -> tuple[Path, Path]:

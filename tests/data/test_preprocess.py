@@ -1,17 +1,14 @@
 """Standardisation by the source's statistics, and images on another scale than those of the training."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto.data import Preprocess, TablePreparation, as_examples
+from soseleto.data import Preprocess
 from soseleto.data.feeding import match_input_range
 from soseleto.errors import DataError, UsageError
 
@@ -50,66 +47,6 @@ def test_wrong_shapes_and_values_are_named():
         Preprocess((0.0, 0.0), (1.0,))
     with pytest.raises(UsageError, match="above 0"):
         Preprocess((0.0,), (0.0,))
-
-
-# Values far from 0 and close together, such as Unix times, keep their differences.
-START = 1.7e9
-SECONDS = np.random.default_rng(0).integers(0, 100, 400)
-TIMES = np.stack([START + SECONDS, np.random.default_rng(1).normal(size=400)], axis=1)
-LABELS = (SECONDS >= 50).astype(np.int64)
-
-
-def standardised(values: np.ndarray) -> np.ndarray:
-    return (values - values.mean(0)) / values.std(0)
-
-
-def test_times_are_standardised_in_float64():
-    made = Preprocess.of(torch.from_numpy(TIMES))
-    assert made.exact
-    assert made.std == pytest.approx(TIMES.std(0))
-    found = made(torch.from_numpy(TIMES))
-    assert found.dtype == torch.float32
-    assert np.abs(found.numpy() - standardised(TIMES)).max() < 1e-5
-    assert Preprocess.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-
-
-def test_only_what_needs_it_stays_float64():
-    def dtype(values: np.ndarray) -> torch.dtype:
-        return as_examples((values, np.arange(len(values)) % 2), name="source").inputs.dtype
-
-    draw = np.random.default_rng(0)
-    assert dtype(TIMES) == torch.float64
-    assert dtype(TIMES[:1]) == torch.float64
-    assert dtype(np.concatenate([TIMES, [[0.0, 0.0]]])) == torch.float64  # the spread is that of the outlier
-    assert dtype(1e-3 + 1e-9 * draw.normal(size=(40, 2))) == torch.float64
-    for plain in (draw.normal(size=(40, 2)), np.full((40, 2), 0.1), 50_000 + 999.9 * draw.normal(size=(40, 2))):
-        assert dtype(plain) == torch.float32
-        assert not Preprocess.of(torch.from_numpy(plain)).exact
-    assert dtype(TIMES.astype(np.float32)) == torch.float32
-
-
-def table(gaps: bool = False) -> pa.Table:
-    times = pa.array(TIMES[:, 0], mask=np.arange(400) % 7 == 0 if gaps else None)
-    return pa.table({"time": times, "u": pa.array(TIMES[:, 1])})
-
-
-@pytest.mark.parametrize("gaps", [False, True])
-def test_times_of_a_table_are_stored_and_encoded_in_float64(gaps: bool):
-    made = TablePreparation.fit(table(gaps))
-    assert made.exact
-    stored = made.read(table(gaps))
-    known = np.arange(400) % 7 != 0 if gaps else np.full(400, True)
-    assert np.array_equal(stored[:, 0].numpy()[known], TIMES[known, 0])
-    encoded = made(stored)
-    assert encoded.dtype == torch.float32
-    wanted = (TIMES[:, 0] - TIMES[known, 0].mean()) / TIMES[known, 0].std()
-    assert np.abs(encoded[:, 0].numpy() - wanted)[known].max() < 1e-5
-    edges = made.columns[0].edges
-    assert len(edges) > 5
-    pieces = encoded[:, 1 : len(edges)].sum(1).numpy()
-    assert np.abs(pieces - np.interp(TIMES[:, 0], edges, np.arange(len(edges))))[known].max() < 1e-5
-    assert torch.equal(made(made.read(table(gaps).slice(5, 1))), encoded[5:6])
-    assert TablePreparation.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
 # Bytes, whole numbers and floats of the same images: the same answers, or one sentence

@@ -82,19 +82,17 @@ LATIN = "id,a,label\np,1,bébé\nq,2,bèbè\n"
 def test_other_encodings_are_named_and_read(tmp_path, suffix):
     path, content = tmp_path / f"t{suffix}", LATIN.replace(",", "," if suffix == ".csv" else "\t")
     place = r"byte 0xe9 in line 2 of .* is not UTF-8"
-    with pytest.raises(DataError, match=place + ".*with encoding='latin-1'"):
+    with pytest.raises(DataError, match=place + ".*with encoding='cp1252'"):
         read(path, content.encode("latin-1"))
     assert names(read(path, content.encode("latin-1"), encoding="latin-1")) == ["bébé", "bèbè"]
     with pytest.raises(DataError, match="encoding='utf-16'"):
         read(path, content.encode("utf-16"))
     assert names(read(path, content.encode("utf-16"), encoding="utf-16")) == ["bébé", "bèbè"]
-    with pytest.raises(DataError, match="encoding='cp1252'"):
-        read(path, content.replace("è", "’").encode("cp1252"))
 
 
 def test_json_lines_have_an_encoding_and_bytes_are_utf8(tmp_path):
     content = '{"a": 1, "label": "bé"}\n{"a": 2, "label": "bè"}\n'.encode("latin-1")
-    with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .*encoding='latin-1'"):
+    with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .*encoding='cp1252'"):
         read(tmp_path / "t.jsonl", content)
     assert names(read(tmp_path / "t.jsonl", content, encoding="latin-1")) == ["bé", "bè"]
     pa.parquet.write_table(pa.table({"a": [1, 2], "label": [b"b\xe9", b"b\xe8"]}), tmp_path / "t.parquet")

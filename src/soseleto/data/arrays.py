@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import structure
 from soseleto.data.labels import labels_from, names_of, text_of
-from soseleto.data.limits import check_expansion
-from soseleto.data.preprocess import single_precision
+from soseleto.data.limits import check_size
 from soseleto.data.reading import Names, Raw
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, first_line
@@ -27,7 +26,6 @@ _FIELDS = ("x", "y", "id", "truth")  # of .npz files
 def inputs_of(values: Any, *, name: str) -> Inputs:
     """Inputs as a tensor: uint8 is kept, floats and booleans become float32, other integers int64.
 
-    Numbers such as Unix times, whose differences float32 would round away, stay float64.
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
     A mapping or a tuple of arrays keeps its structure.
     """
@@ -47,7 +45,7 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
     elif array.dtype.kind == "b" or array.dtype.itemsize > 8:  # yes or no as features, and long doubles
-        array = array.astype(np.float32 if array.dtype.kind == "b" else np.float64)
+        array = array.astype(np.float32)
     return _narrow(torch.from_numpy(_writable(array)), name=name)
 
 
@@ -74,7 +72,7 @@ def _narrow(values: Tensor, *, name: str) -> Tensor:
     if values.ndim == 1:
         values = values[:, None]  # one column
     if values.dtype.is_floating_point:
-        return single_precision(values)
+        return values.to(torch.float32)
     return values if values.dtype == torch.uint8 else values.to(torch.int64)
 
 
@@ -141,7 +139,7 @@ def load_arrays(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
-                check_expansion(member.compress_size, member.file_size, what=f"{member.filename} in {path}")
+                check_size(member.file_size, what=f"{member.filename} in {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in _FIELDS}
     except SoseletoError:

@@ -21,7 +21,7 @@ from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.reading import Problem, some
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
-from soseleto.errors import counted
+from soseleto.errors import counted, did_you_mean
 
 CHECKED = "checked"  # target examples that have another label in the source: see labels_in_source
 IN_TEST = "in test"  # source examples that are also in the test set
@@ -112,8 +112,9 @@ def _classes_of_one_set(source: Examples, target: Examples, *, with_source: bool
     """
     problems = []
     if len(rows := _others(target, source)):
-        names = _classes(_names(target, rows))
-        text = f"the source has no example of {names}: add source examples, or use mode='transfer'."
+        names = _names(target, rows)
+        hint = did_you_mean(names[0], {*(source.classes or ())} - {*names})
+        text = f"the source has no example of {_classes(names)}{hint}: add source examples, or use mode='transfer'."
         problems.append(Problem("target", "class not in source", text, _ids(target, rows)))
     if with_source and len(rows := _others(source, target)):
         count, names = counted(len(rows), "example"), _classes(_names(source, rows))

@@ -13,11 +13,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 
 from soseleto.data import cells
 from soseleto.data.cells import Kind
-from soseleto.data.preprocess import SHARE, rounded_away
 from soseleto.errors import need
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
@@ -89,7 +87,6 @@ class Number(Column):
     """A number: its value with the median in place of a missing one, and whether it was missing.
 
     edges: quantiles of the source, between which the encoding rises from 0 to 1
-    exact: stored and encoded in float64, for numbers such as Unix times that float32 would round away
     """
 
     name: str
@@ -98,7 +95,6 @@ class Number(Column):
     spread: float
     edges: tuple[float, ...]
     gaps: bool
-    exact: bool = False
     kind: ClassVar[str] = "number"
 
     @classmethod
@@ -109,13 +105,10 @@ class Number(Column):
             known = np.zeros(1)
         shares = np.linspace(0, 1, max(2, min(BINS, len(known) // PER_BIN)) + 1)
         centre, spread = float(known.mean()), float(known.std())
-        spread = spread if spread > 1e-10 * (1 + abs(centre)) else 1.0
-        exact = rounded_away(torch.from_numpy(known)[:, None], torch.tensor([SHARE * spread]))
-        if not exact and spread <= 1e-6 * (1 + abs(centre)):
-            spread = 1.0
-        edges = np.unique(np.quantile(known, shares).astype(np.float64 if exact else np.float32))
+        spread = spread if spread > 1e-6 * (1 + abs(centre)) else 1.0
+        edges = np.unique(np.quantile(known, shares).astype(np.float32))
         fill, gaps = float(np.median(known)), bool(np.isnan(values).any())
-        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps, exact)
+        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps)
 
     def places(self) -> list[Place]:
         """The first piece is the standardised value itself."""
@@ -138,13 +131,13 @@ class Number(Column):
     def beyond(self, values: np.ndarray) -> np.ndarray:
         """(N,) whether a value is outside the source's range; a missing one is not."""
         with np.errstate(over="ignore"):
-            values = values if self.exact else values.astype(np.float32)
+            values = values.astype(np.float32)
         return (values < self.edges[0]) | (values > self.edges[-1])
 
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
-            filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
+            filled = np.where(gone, self.fill, values).astype(np.float32)
         return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
 
 

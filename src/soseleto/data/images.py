@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
+from soseleto.data.reading import Names, Problem, Raw, Reading, some
 from soseleto.errors import DataError, counted
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
@@ -41,6 +42,7 @@ _SAMPLED = 256  # source images, evenly spaced, whose headers decide size and co
 _LARGEST = 224  # the largest side chosen by default
 _GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _ORIENTATION = 0x0112  # the EXIF tag
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # as the names of files have such bytes
 
 Shape = tuple[int, int, int]  # channels, height, width
 Progress = Callable[[int, int], None]  # files done, files in total
@@ -225,30 +227,32 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         )
     inside = [path for c in classes for path in sorted(_files(folder, c, allow_outside=reading.allow_outside))]
     beside = sorted(each.name for each in os.scandir(folder) if each.is_file() and not each.name.startswith("."))
+    if odd := next(filter(_NOT_UTF8.search, [*inside, *beside]), None):
+        raise DataError(f"the name of the file {odd!r} in {folder} is not UTF-8: rename it.")
     ids = list(filter(is_image, inside if labelled else sorted([*inside, *beside])))
     if not ids:
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
         raise DataError(f"no images below {folder} of the {name}: put .jpg, .jpeg, .png ... files {place}.")
     problems, known = [], set(ids)
-    if unused := [escaped(path) for path in (*beside, *inside) if path not in known]:
+    if unused := [path for path in (*beside, *inside) if path not in known]:
         why = "since Pillow does not read them as images, or they are beside the class folders"
         text = f"{counted(len(unused), 'file is', 'files are')} not used, {why} ({some(unused)})."
         problems.append(Problem(name, "not read", text, stops=False))
     class_of = [path.partition("/")[0] for path in ids]
-    if labelled and (empty := [escaped(c) for c in classes if c not in class_of]):
+    if labelled and (empty := [c for c in classes if c not in class_of]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
-    if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
+    if outsiders := [] if reading.allow_outside else [ids[row] for row in outside(folder, ids)]:
         text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
         problems.append(Problem(name, "outside", text, tuple(outsiders)))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        Names(tuple(map(escaped, class_of))) if labelled else torch.zeros(len(ids)).long(),
+        Names(tuple(class_of)) if labelled else torch.zeros(len(ids)).long(),
         images=files,
-        ids=tuple(map(escaped, ids)),
-        paths=tuple(map(escaped, files)),
+        ids=tuple(ids),
+        paths=files,
         problems=tuple(problems),
     )
 

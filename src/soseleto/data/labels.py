@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,6 @@ from soseleto.errors import DataError, counted, did_you_mean
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
-_WHOLE = re.compile(r"\A([+-]?)0*([0-9]+)(\.0+)?\Z", re.ASCII)
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
 _LONGEST = 200  # characters of a label
 _BREAKS = re.compile(r"[\r\n]")
 
@@ -88,42 +85,33 @@ def labels_of_words(words: Sequence[str]) -> list[Any]:
     return [values.get(word) for word in words]
 
 
-# Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode. Class names that
-# differ only in case, blanks, Unicode form or zeros (007, 7, 7.0) look alike: they are reported, or made one class.
+# Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode.
 
 
-def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
+def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
     """The same data sets with class indices as labels; rows without a usable label become problems.
 
-    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target. With
-    ``merge``, class names that look alike are one class; else they are a problem.
+    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target.
     """
-    raws = [_named(raw, merge) for raw in raws]
+    raws = list(map(_named, raws))
     groups = [raws] if shared else [raws[:1], raws[1:]]
     numbered = []
     for group in filter(None, groups):
-        problems = [] if merge else _look_alikes(group)
         classes = _classes(group[:2] if shared else group[:1])
-        for raw in group:
-            own = [problem for problem in problems if problem.where == raw.name]
-            numbered.append(_numbered(replace(raw, problems=(*raw.problems, *own)), classes))
+        numbered += [_numbered(raw, classes) for raw in group]
     return numbered
 
 
-def _named(raw: Raw, merge: bool) -> Raw:
-    """Class indices by their names, if known, so that they can be matched with other sets; merged names are plain."""
+def _named(raw: Raw) -> Raw:
+    """Class indices by their names, if known, so that they can be matched with other sets."""
     classes = raw.classes
 
-    def named(values: Names | Tensor) -> Names | Tensor:
-        if isinstance(values, Tensor):
-            if classes is None or values.is_floating_point():
-                return values
-            values = Names(tuple(None if c < 0 else classes[c] for c in values.tolist()))
-        return Names(tuple((plain(name) or None) if name else None for name in values.names)) if merge else values
+    def named(values: Any) -> Any:
+        if classes is None or not isinstance(values, Tensor) or values.is_floating_point():
+            return values
+        return Names(tuple(None if c < 0 else classes[c] for c in values.tolist()))
 
-    truth, before = (None if values is None else named(values) for values in (raw.truth, raw.before))
-    kept = tuple(dict.fromkeys(map(plain, classes))) if merge and classes is not None else classes
-    return replace(raw, labels=named(raw.labels), truth=truth, before=before, classes=kept)
+    return replace(raw, labels=named(raw.labels), truth=named(raw.truth), before=named(raw.before))
 
 
 def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
@@ -183,30 +171,3 @@ def _before(raw: Raw, names: Names, classes: tuple[str, ...] | None) -> Tensor:
             f"data{hint}: correct them."
         )
     return names.index(classes or ())
-
-
-def plain(name: str) -> str:
-    """Without double, outer and invisible blanks, casefolded, in Unicode's composed form (NFC); 7 for 007 and 7.0."""
-    folded = unicodedata.normalize("NFC", _INVISIBLE.sub("", name)).casefold()
-    return _WHOLE.sub(r"\1\2", unicodedata.normalize("NFC", " ".join(folded.split())))
-
-
-def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:
-    """They stop the training if another set has a spelling that the first does not have."""
-    sets = {raw.name: _names(raw) for raw in raws}
-    spellings: dict[str, set[str]] = {}
-    for name in set().union(*sets.values()):
-        spellings.setdefault(plain(name), set()).add(name)
-    alike = [sorted(group) for _, group in sorted(spellings.items()) if len(group) > 1]
-    if not alike:
-        return []
-    first, *others = sets
-    differing = [where for where in others if any(sets[where].intersection(group) - sets[first] for group in alike)]
-    shown = some([" and ".join(map(ascii, group)) for group in alike])
-    between = f", and the {differing[0]} has spellings that the {first} lacks" if differing else ""
-    text = (
-        f"the classes {shown} look alike but are different classes{between}: type reading=Reading(merge_labels=True), "
-        "or merge_labels = true in [reading] of --config, to make them one."
-    )
-    where = differing[0] if differing else first
-    return [Problem(where, "look-alike classes", text, stops=bool(differing))]

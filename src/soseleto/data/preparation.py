@@ -92,12 +92,6 @@ class TablePreparation:
         return (*self.texts, *left_out(self.seen))
 
     @property
-    def exact(self) -> bool:
-        """Whether some numbers are stored and encoded in float64, since float32 would round them away."""
-        parts = [part for column in self.columns for part in getattr(column, "parts", (column,))]
-        return any(isinstance(part, Number) and part.exact for part in parts)
-
-    @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
         return tuple(at for at, place in enumerate(self.places) if place.codes)
@@ -114,10 +108,10 @@ class TablePreparation:
         return sum(len(place.ramps) + len(place.codes) for place in self.places)
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
-        columns, dtype = [column.formatted_as(table[column.name]) for column in self.columns], self._dtype
-        check_size(dtype.itemsize * table.num_rows * len(self.places), what="the table")
-        inputs = torch.empty(table.num_rows, len(self.places), dtype=dtype)
+        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
+        columns = [column.formatted_as(table[column.name]) for column in self.columns]
+        check_size(4 * table.num_rows * len(self.places), what="the table")
+        inputs = torch.empty(table.num_rows, len(self.places))
         for first in range(0, table.num_rows, PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, PIECE), 0
             for column in columns:
@@ -137,8 +131,8 @@ class TablePreparation:
         if key not in self._tensors:
             self._tensors[key] = tuple(tensor.to(inputs.device) for tensor in self._encoding())
         ramp_of, low, scale, least, most, code_of, code = self._tensors[key]
-        inputs = inputs.to(self._dtype)
-        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most).float()
+        inputs = inputs.to(torch.float32)
+        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most)
         if not len(code_of):
             return ramps
         return torch.cat([ramps, (inputs.index_select(1, code_of) == code).to(ramps.dtype)], dim=1)
@@ -147,14 +141,10 @@ class TablePreparation:
         """Stored number, low, scale, least and most of every ramp; stored number and value of every code."""
         ramps = [(at, *ramp) for at, place in enumerate(self.places) for ramp in place.ramps]
         codes = [(at, code) for at, place in enumerate(self.places) for code in place.codes]
-        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(self._dtype)
+        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(torch.float32)
         ramp_of = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
         places = torch.tensor(codes, dtype=torch.int64).reshape(-1, 2)
-        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(self._dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float64 if self.exact else torch.float32
+        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(torch.float32)
 
     def stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
         """Every column with its stored numbers, and (N,) whether its value is missing."""

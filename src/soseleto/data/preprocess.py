@@ -14,8 +14,6 @@ from torch import Tensor
 from soseleto.errors import DataError, UsageError
 
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
-SHARE = 1e-4  # of a column's spread by which float32 may move its values
-_LARGE = 1 / 16  # how float32 rounds above 2²⁰
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,10 @@ class Preprocess:
 
     uint8 inputs are divided by 255 first, and mean and std are on that 0-to-1 scale; float inputs are not rescaled.
     With an empty ``mean`` inputs such as integer tokens pass through unchanged.
-
-    exact: computed in float64, for numbers such as Unix times that float32 would round away
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    exact: bool = False
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
@@ -50,17 +45,12 @@ class Preprocess:
         mean = total / count.clamp(min=1)
         if inputs.dtype == torch.uint8:
             variance = squares / count - mean**2
-        else:  # in a second pass, since the squares of Unix times would cancel
+        else:  # in a second pass, since the squares of large numbers would cancel
             variance = _sums(inputs, about=mean)[1] / count.clamp(min=1)
-        std, least = variance.clamp(min=0).sqrt(), 1e-10 if inputs.dtype == torch.float64 else 1e-6
-        constant = ~(std > least * (1 + mean.abs()))
-        std = torch.where(constant, 1.0, std)
+        std = variance.clamp(min=0).sqrt()
+        constant = ~(std > 1e-6 * (1 + mean.abs()))
         scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-        return cls(
-            tuple((mean / scale).tolist()),
-            tuple(torch.where(constant, 1.0, std / scale).tolist()),
-            exact=rounded_away(inputs, SHARE * std),
-        )
+        return cls(tuple((mean / scale).tolist()), tuple(torch.where(constant, 1.0, std / scale).tolist()))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Standardised float32 inputs (N, ...), on the device of ``inputs``."""
@@ -75,16 +65,15 @@ class Preprocess:
         constants = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants
         scale, offset = constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
         if inputs.device.type == "cpu":  # converting first is twice as fast on a CPU; on a GPU it is one more kernel
-            return inputs.to(scale.dtype, copy=True).mul_(scale).add_(offset).to(torch.float32)
+            return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
         return torch.mul(inputs, scale).add_(offset).to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"mean": list(self.mean), "std": list(self.std)} | ({"exact": True} if self.exact else {})
+        return {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
-        exact = fields.get("exact") is True
-        return cls(tuple(map(float, fields["mean"])), tuple(map(float, fields["std"])), exact)
+        return cls(tuple(map(float, fields["mean"])), tuple(map(float, fields["std"])))
 
 
 @lru_cache(maxsize=32)
@@ -94,25 +83,7 @@ def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -
     mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(shape)
     std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(shape)
     scale = 1 / (std * (255.0 if bytes_in else 1.0))
-    dtype = torch.float64 if preprocess.exact else torch.float32
-    return scale.to(device, dtype), (-mean / std).to(device, dtype)
-
-
-def rounded_away(values: Tensor, most: Tensor) -> bool:
-    """Whether float32 would move a value of (N, C, ...) by more than ``most``, (C,) by column or (1,) for all."""
-    if values.dtype != torch.float64:
-        return False
-    limit = most.to(values.device).reshape((1, -1) + (1,) * (values.ndim - 2))
-    return any(bool(((rows - rows.float()).abs() > limit).any()) for rows in values.split(_ROWS))
-
-
-def single_precision(inputs: Tensor) -> Tensor:
-    """float32, or float64 as it is where float32 would round differences away, for standardisation."""
-    if inputs.dtype != torch.float64 or inputs.ndim < 2 or not len(inputs):
-        return inputs.to(torch.float32)
-    # Large values count whatever their spread: that of the source, by which they are divided, may be smaller.
-    keep = rounded_away(inputs, torch.tensor([_LARGE])) or Preprocess.of(inputs).exact
-    return inputs if keep else inputs.to(torch.float32)
+    return scale.to(device, torch.float32), (-mean / std).to(device, torch.float32)
 
 
 def _sums(inputs: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

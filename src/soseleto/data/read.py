@@ -25,7 +25,7 @@ from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import number_labels
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
-from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -143,7 +143,7 @@ def as_examples(
     if isinstance(data, Examples):
         return data
     reading = reading or Reading()
-    raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
+    raws = number_labels([_raw(data, name, reading)], shared=True)
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
     examples, problems = _decoded(raws[0], shape_for(raws[0], reading))
@@ -257,7 +257,7 @@ def _read(
             f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "
             "checked beside files: give all data as pairs or Datasets."
         )
-    raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
+    raws = number_labels(raws, shared=mode == "noisy")
     if unlabelled is not None:
         known = () if raws[0].table is None else raws[0].table.column_names
         raws.append(_from_path(Path(unlabelled).expanduser(), _UNLABELLED, reading, labelled=False, known=known))
@@ -363,7 +363,7 @@ def _inputs(
         receipt.report(strict=strict)
         return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
     if image_files.is_image(path) and path.is_file():
-        raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(escaped(str(path)),))
+        raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(str(path),))
     else:
         raw = _from_path(path, "input", reading, labelled=False)
     if raw.table is not None or (raw.images is not None and len(shape) != 3):

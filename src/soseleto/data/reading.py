@@ -1,8 +1,7 @@
-"""What all readers share: options, what was read, the problems found, and file names that are not UTF-8."""
+"""What all readers share: options, what was read, and the problems found."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ _KINDS = {
 }
 _SHOWN = 5
 _INTEGER = re.compile(r"[+-]?[0-9]{1,200}\Z")
-_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,6 @@ class Reading:
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
-    merge_labels: make one class of names that differ only in case, blanks, Unicode form or zeros (007, 7 and 7.0)
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
     """
@@ -60,7 +57,6 @@ class Reading:
     drop_columns: Sequence[str] = ()
     tokenizer: Tokenizer | None = None
     encoding: str | None = None
-    merge_labels: bool = False
     root: str | Path | None = None
     allow_outside: bool = False
 
@@ -186,16 +182,3 @@ def some(items: Sequence[str]) -> str:
     shown = ", ".join(items[:_SHOWN])
     more = len(items) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def escaped(path: str) -> str:
-    r"""The path as text that ids, rankings and tables can hold: a byte that is not UTF-8 as ``\xff``."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def existing(path: str, *, root: str | os.PathLike[str] = "") -> str:
-    """The path of the file that ``escaped`` was given, where it exists; else the path as it is."""
-    if "\\x" not in path or os.path.lexists(os.path.join(root, path)):
-        return path
-    bytes_path = _ESCAPED.sub(lambda match: chr(0xDC00 + int(match[1], 16)), path)
-    return bytes_path if os.path.lexists(os.path.join(root, bytes_path)) else path

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from soseleto.data import cells
 from soseleto.data.images import outside
 from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
 from soseleto.data.limits import check_size
-from soseleto.data.reading import Problem, Raw, Reading, escaped, existing, some
+from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -40,7 +39,6 @@ ROLES = {  # with the usual names of their columns
 # Roles whose column a set may lack; other sets than these, such as unlabelled ones, may lack any.
 MAY_LACK = {"source": ("group", "before"), "target": ("truth",), "test": ("truth", "before")}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
-_NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
 
 
@@ -68,17 +66,11 @@ def load(path: Path, reading: Reading | None = None) -> Any:
 def _decoded(path: Path, encoding: str | None) -> str:
     """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
     content = path.read_bytes()
-    if kind := next((kind for start, kind in _NO_TEXT.items() if content.startswith(start)), None):
-        raise DataError(f"{path} is {kind} and no text: unpack it, or export the table as CSV or Parquet.")
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        likely = "latin-1"
-        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            likely = "utf-32" if content.startswith(b"\xff\xfe\0\0") else "utf-16"
-        elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
-            likely = "cp1252"
+        likely = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"  # cp1252 has all of latin-1
         raise DataError(
             f"byte 0x{content[error.start]:02x} in line {line} of {path} is not {encoding or 'UTF-8'}: read it "
             f"with encoding={likely!r}, if that is its encoding."
@@ -341,7 +333,7 @@ def _groups(names: Sequence[str | None]) -> torch.Tensor:
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
     missing = {row: None for row, path in enumerate(paths) if not path or "\0" in str(path)}
-    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
+    relative = ["." if row in missing else str(path) for row, path in enumerate(paths)]
     left = [] if reading.allow_outside else outside(root, relative)
     fix = "type reading=Reading(allow_outside=True), or root=..."
     problems = [
@@ -350,7 +342,7 @@ def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path 
     ]
     unread = {*missing, *left}  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(raw, images=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
+    return replace(raw, images=files, paths=files, problems=tuple(problems))
 
 
 def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:

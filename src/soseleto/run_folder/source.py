@@ -22,7 +22,7 @@ import numpy as np
 from soseleto.data import tables
 from soseleto.data.images import outside
 from soseleto.data.labels import names_of
-from soseleto.data.reading import Reading, escaped, existing
+from soseleto.data.reading import Reading
 from soseleto.data.tables import roles_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
@@ -131,12 +131,12 @@ def source_file(run: RunFolder) -> Path | None:
 
 
 def existing_files(paths: Iterable[str]) -> list[str]:
-    """The paths made absolute, ``escaped``; raises if a file is missing."""
-    files = [os.path.abspath(existing(path)) for path in paths]
+    """The paths made absolute; raises if a file is missing."""
+    files = [os.path.abspath(path) for path in paths]
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
-        raise UsageError(f"the image {escaped(missing)} no longer exists: restore the images to where they were.")
-    return list(map(escaped, files))
+        raise UsageError(f"the image {missing} no longer exists: restore the images to where they were.")
+    return files
 
 
 # The corrected copy
@@ -210,7 +210,6 @@ def _with_column(table: Any, name: str, values: Any) -> Any:
 def _relative_to(out: Path, files: list[str]) -> list[str]:
     """The absolute paths relative to the folder of ``out``."""
     folder = Path(os.path.abspath(out)).parent
-    files = [existing(file) for file in files]
     relative = [os.path.relpath(file, folder) for file in files]
     if outside(folder, relative):
         common = os.path.commonpath([os.path.dirname(file) for file in files])
@@ -218,7 +217,7 @@ def _relative_to(out: Path, files: list[str]) -> list[str]:
             f"the images are outside {folder}, and fit reads only images below a table's folder: "
             f"write it as {os.path.join(common, out.name)}."
         )
-    return [escaped(Path(path).as_posix()) for path in relative]
+    return [Path(path).as_posix() for path in relative]
 
 
 def _write_csv(table: Any, sink: Any, out: Path) -> None:
@@ -268,7 +267,7 @@ def image_from_file(path: str, largest: int) -> bytes | None:
     from soseleto.data.images import open_image
 
     try:
-        return _shrink(open_image(existing(path)), largest)
+        return _shrink(open_image(path), largest)
     except Exception:  # Pillow raises many kinds
         return None
 
