@@ -16,11 +16,9 @@ MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
 
 DIGITS = "%Y%m%d"
+ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M")
 FORMATS = (  # of two digits, the years 69 to 99 are 1969 to 1999, and 00 to 68 are 2000 to 2068
-    "%Y-%m-%d",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y-%m-%dT%H:%M:%S",
-    "%Y-%m-%d %H:%M",
+    *ISO,
     "%Y/%m/%d",
     "%d.%m.%Y",
     "%m/%d/%Y",
@@ -133,47 +131,23 @@ def counts_of(text: Any) -> list[tuple[str, int]]:
 
 
 def times(column: Any, format: str | None) -> np.ndarray:
-    """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not in ``format``.
+    """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not a time.
 
-    format: of words; None: only a column of times is read
+    format: of the source's words; every table may also have times as such, or in ISO form
     """
     if is_time(column):
         zone = getattr(column.type, "tz", None)
         return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
-    if format is None:
-        return np.full(len(column), "NaT", dtype="datetime64[s]")
     text = words(column)
-    parsed = np.asarray(_parsed(text, format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
+    read = [_parsed(text, each) for each in dict.fromkeys((format or ISO[0], *ISO))]
+    parsed = np.asarray(compute().coalesce(*read).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
     return parsed - _offsets(text)
 
 
 def time_format(text: Any) -> tuple[str, int]:
     """The format in which most of these words are times, and the number of them."""
-    counts = _parsed_counts(text)
-    best = int(np.argmax(counts))
-    return FORMATS[best], int(counts[best])
-
-
-def format_of(column: Any, trained: str | None) -> str | None:
-    """The format in which to read another table's column; None where none is certain, and for times.
-
-    trained: the source's, which is taken unless another one reads more; that must be the only one to read all values,
-        or the only one to read most of them: whether 01/02 is in January is not guessed
-    """
-    if is_time(column):
-        return None
-    text = words(column)
-    present = len(text) - text.null_count
-    counts = _parsed_counts(text)
-    if trained in FORMATS and counts[FORMATS.index(trained)] == counts.max():
-        return trained
-    likely = counts == present if counts.max() == present else counts > present / 2
-    return FORMATS[int(likely.argmax())] if likely.sum() == 1 else None
-
-
-def _parsed_counts(text: Any) -> np.ndarray:
-    """How many of these words are times in each of ``FORMATS``."""
-    return np.array([len(text) - _parsed(text, format).null_count for format in FORMATS])
+    counts = [len(text) - _parsed(text, format).null_count for format in FORMATS]
+    return FORMATS[int(np.argmax(counts))], max(counts)
 
 
 def _parsed(text: Any, format: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -64,10 +64,6 @@ class Column(ABC):
     def has_gaps(self) -> bool:
         """Whether a missing value is stored as such; otherwise it is a usual one."""
         return True
-
-    def formatted_as(self, column: Any) -> Self:
-        """A copy for another table's whole column, which may spell its values otherwise."""
-        return self
 
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
@@ -193,22 +189,16 @@ class Date(Column):
     def has_gaps(self) -> bool:
         return self.parts[0].gaps
 
-    def formatted_as(self, column: Any) -> Self:
-        return replace(self, format=cells.format_of(column, self.format))
-
     def read(self, column: Any) -> np.ndarray:
-        return np.concatenate([part.fill_in(values) for part, values in self._values(self._times(column))], axis=1)
+        return np.concatenate([part.fill_in(values) for part, values in self._values(column)], axis=1)
 
     def check(self, column: Any) -> tuple[np.ndarray, np.ndarray]:
-        times, present = self._times(column), cells.words(column).is_valid().to_numpy(zero_copy_only=False)
-        part, values = self._values(times)[0]
-        return np.isnat(times) & present, part.beyond(values)
+        present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
+        part, values = self._values(column)[0]
+        return np.isnan(values) & present, part.beyond(values)
 
-    def _times(self, column: Any) -> np.ndarray:
-        return cells.times(column, self.format)
-
-    def _values(self, times: np.ndarray) -> list[tuple[Number, np.ndarray]]:
-        parts = _date_parts(times)
+    def _values(self, column: Any) -> list[tuple[Number, np.ndarray]]:
+        parts = _date_parts(cells.times(column, self.format))
         return [(part, parts[part.name[len(self.name) + 1 :]]) for part in self.parts]
 
 

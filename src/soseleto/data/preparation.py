@@ -109,12 +109,11 @@ class TablePreparation:
 
     def read(self, table: Any) -> Tensor:
         """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
-        columns = [column.formatted_as(table[column.name]) for column in self.columns]
         check_size(4 * table.num_rows * len(self.places), what="the table")
         inputs = torch.empty(table.num_rows, len(self.places))
         for first in range(0, table.num_rows, PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, PIECE), 0
-            for column in columns:
+            for column in self.columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
@@ -201,7 +200,7 @@ _OTHER_KIND = 0.5  # share among the present values, from which a column of numb
 _UNSEEN = 0.9  # the same of categories, whose values may well be new
 _FAULTS = {
     Number: ("not numbers", "cannot be read as numbers"),
-    Date: ("not dates", "cannot be read as dates of a certain format"),
+    Date: ("not dates", "cannot be read as dates in the source's format or as 2020-12-31"),
     Category: ("unseen", "the source does not have"),
 }
 logger = logging.getLogger("soseleto")
@@ -363,14 +362,14 @@ class _Checked(NamedTuple):
 def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
     source = {seen.name: ", ".join(seen.examples) for seen in preparation.seen}
     columns = preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
-    for fitted in columns:
-        cell = table[fitted.name]
+    for column in columns:
+        cell = table[column.name]
         if not cells.is_readable(cell):
             raise DataError(
-                f"column {fitted.name!r} holds {cell.type}, and other values in the source: bring both to one form, or "
+                f"column {column.name!r} holds {cell.type}, and other values in the source: bring both to one form, or "
                 "drop it (--drop-column)."
             )
-        column, words = fitted.formatted_as(cell), cells.words(cell)
+        words = cells.words(cell)
         present = words.is_valid().to_numpy(zero_copy_only=False)
         yield _Checked(column, words, present, *column.check(cell), source.get(column.name, ""))
 
