@@ -112,9 +112,9 @@ def _classes_of_one_set(source: Examples, target: Examples, *, with_source: bool
     """
     problems = []
     if len(rows := _others(target, source)):
-        names = _names(target, rows)
-        hint = did_you_mean(names[0], {*(source.classes or ())} - {*names})
-        text = f"the source has no example of {_classes(names)}{hint}: add source examples, or use mode='transfer'."
+        lacking = _names(target, rows)
+        hint = "" if lacking[0].isdecimal() else did_you_mean(lacking[0], {*(source.classes or ())} - {*lacking})
+        text = f"the source has no example of {_classes(lacking)}{hint}: add source examples, or use mode='transfer'."
         problems.append(Problem("target", "class not in source", text, _ids(target, rows)))
     if with_source and len(rows := _others(source, target)):
         count, names = counted(len(rows), "example"), _classes(_names(source, rows))

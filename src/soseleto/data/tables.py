@@ -39,6 +39,7 @@ ROLES = {  # with the usual names of their columns
 # Roles whose column a set may lack; other sets than these, such as unlabelled ones, may lack any.
 MAY_LACK = {"source": ("group", "before"), "target": ("truth",), "test": ("truth", "before")}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
+_NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
 
 
@@ -66,6 +67,8 @@ def load(path: Path, reading: Reading | None = None) -> Any:
 def _decoded(path: Path, encoding: str | None) -> str:
     """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
     content = path.read_bytes()
+    if kind := next((kind for start, kind in _NO_TEXT.items() if content.startswith(start)), None):
+        raise DataError(f"{path} is {kind} and no text: unpack it, or export the table as CSV or Parquet.")
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
