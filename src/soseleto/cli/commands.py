@@ -313,15 +313,19 @@ def audit(
         _print_audit(run)
 
 
+def sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 @app.command("check-gradients", short_help="Compare the engines on a model.")
 def check_gradients(
     model: Annotated[
         str, typer.Option(metavar="NAME|FILE.py:FUNCTION", help="A model by name, or your own.")
     ] = "quick",
-    batch: Annotated[int, typer.Option(metavar="N", help="Examples in the batch.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Examples in the batch.")] = 32,
     shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", show_default=False)
-    ] = None,
+        Any, typer.Option(metavar="C,H,W", help="Shape of the generated inputs.", parser=sizes)
+    ] = "3,32,32",
     engine: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")
     ] = None,
