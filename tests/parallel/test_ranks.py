@@ -241,7 +241,7 @@ def test_ranks_with_different_settings_stop_with_all_differences() -> None:
         "lr is 0.1 on rank 0 and 0.2 on rank 1",
         "optimizer group 0.momentum is 0.0 on rank 0 and 0.9 on rank 1",
         "settings.weight_step is 0.1 on rank 0 and 1.1 on rank 1",
-        "inputs changed",
+        "augment_source changed",
     )
     for sentence in first:
         assert "Error: the ranks were started with different settings, since " in sentence

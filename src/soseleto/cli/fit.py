@@ -32,10 +32,8 @@ from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunF
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
 from soseleto.run_folder.source import digest, remember
 from soseleto.task.losses import cross_entropy
-from soseleto.task.settings import to_data
 from soseleto.training.options import Heads, Inputs
 from soseleto.training.progress import LiveLine
-from soseleto.training.resume import require_same_settings
 
 DEEP = "preact-resnet18"  # for --method strong, whose teacher needs BatchNorm
 
@@ -48,8 +46,6 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
-    paths = ("source", "target", "test", "unlabelled", "out")  # the same data may lie elsewhere on another machine
-    require_same_settings(reducer, {name: value for name, value in to_data(options).items() if name not in paths})
     folder = RunFolder(options.out)
     reducer.first(folder.require_place)
     compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)

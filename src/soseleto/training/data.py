@@ -16,7 +16,6 @@ from soseleto.data import (
     Examples,
     ExampleSet,
     LazyDataset,
-    TargetCycle,
     as_example_set,
     check_mode,
     generator,
@@ -197,9 +196,6 @@ class BatchSizes:
         _require_at_most("batch_size", sizes.source, data.source)
         _require_at_most("target_batch_size", sizes.target, data.target)
         return sizes
-
-    def target_cycle(self, target: ExampleSet, seed: int) -> TargetCycle:
-        return TargetCycle(len(target), self.target, seed, target.labels.cpu() if self.balanced else None)
 
     def describe(self) -> dict[str, Any]:
         return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}

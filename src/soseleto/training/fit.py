@@ -12,17 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
+from soseleto.defaults import DefaultMethod, Settings, kind_of_inputs, resolve
 from soseleto.errors import UsageError, need
-from soseleto.methods.wrappers import Recording, Signals
-from soseleto.parallel.reducer import Reducer, Single, choose_device
+from soseleto.parallel.fsdp import sharing_of
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.reducer import Single, choose_device
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
-from soseleto.task import optimizers
 from soseleto.task.losses import Loss, cross_entropy
-from soseleto.task.settings import to_data
-from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
+from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 from soseleto.training.data import BatchSizes, Data, ends_in_linear, seeded, wrong_share
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
@@ -39,16 +38,8 @@ from soseleto.training.options import (
 )
 from soseleto.training.progress import functions_of
 from soseleto.training.result import Result
-from soseleto.training.resume import require_same_settings, unfinished
-from soseleto.training.setup import (
-    Network,
-    Options,
-    Setup,
-    check_settings,
-    first_weights,
-    make_sharing,
-    with_views,
-)
+from soseleto.training.resume import unfinished
+from soseleto.training.setup import Network, Options, check_settings, first_weights
 
 logger = logging.getLogger("soseleto")
 
@@ -129,68 +120,69 @@ def fit(
     )
     chosen: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "target_batch_size": target_batch_size}
     chosen |= {"lr": lr, "method": method, "optimizer": optimizer, "augment": inputs.augment}
-    _check_folder(checkpoints, out)
-    _require_same(options, chosen, out)
-    sharing = make_sharing(model, compute)
+    _check(checkpoints, compute, out)
+    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, mode)
     data.require_shareable(sharing, options.probes, mode)
-    with seeded(seed, where):
+    with seeded(seed, where), ExitStack() as stack:
         network = Network.of(model, options, data, sharing=sharing, device=where, keeps=out is not None)
-        before = unfinished(out) if checkpoints.resume else {}
-        setup = _setup(options, network, data, chosen, before, sharing=sharing, device=where)
-        folder = _folder(out, checkpoints.resume, team)
-        records = Records(folder, functions_of(progress) if team.rank == 0 else [])
-        loop = make_loop(setup, records, keeps=out is not None)
-        with ExitStack() as stack:
-            if out is not None:
-                team.first(lambda: stack.enter_context(folder.held()) if folder else None)
-            sha256 = digest(source) if folder and isinstance(source, str | Path) else None
-            result = loop.run(setup.describe())
-            if folder and isinstance(source, str | Path):
-                remember(folder, source, setup.data, sha256)
-            return result
+        planted = data.with_probes(options.probes, seed=seed)
+        beliefs = first_weights(options, planted, sharing)
+        known = {"n_source": len(data.source), "n_target": len(planted.target), "judged": beliefs is not None}
+        settings, share = _settings(options, network, data, chosen, known, out)
+        check_settings(settings, data, sharing)
+        if line := settings.line():
+            logger.info(line)
+        sizes = BatchSizes.of(planted, settings)
+        folder = team.first(lambda: None if out is None else RunFolder.create(out, resume=checkpoints.resume))
+        folder = folder if team.rank == 0 else None
+        team.first(lambda: stack.enter_context(folder.held()) if folder else None)
+        loop = Loop(
+            options=options,
+            settings=settings,
+            network=network,
+            data=planted.to(where),
+            fingerprints=planted.fingerprints(),
+            sizes=sizes,
+            sharing=sharing,
+            device=where,
+            records=Records(folder, functions_of(progress) if team.rank == 0 else []),
+            keeps=out is not None,
+            wrong_share=share,
+            beliefs=beliefs,
+        )
+        sha256 = digest(source) if folder and isinstance(source, str | Path) else None
+        result = loop.run()
+        if folder and isinstance(source, str | Path):
+            remember(folder, source, planted, sha256)
+        return result
 
 
-def _check_folder(checkpoints: Checkpoints, out: str | Path | None) -> None:
+def _check(checkpoints: Checkpoints, compute: Compute, out: str | Path | None) -> None:
+    """Raise for a run folder that is missing, and where torchrun started several processes that would train alone."""
     if checkpoints.steps is not None and out is None:
         raise UsageError("checkpoints every few steps have no effect without a run folder: add out='runs/name'.")
-
-
-def _require_same(options: Options, chosen: Mapping[str, Any], out: str | Path | None) -> None:
-    """Raise where torchrun started several processes that would train alone, or with different settings."""
-    reducer, size = options.compute.reducer, os.environ.get("WORLD_SIZE", "1")
-    if reducer is None and size.isdecimal() and int(size) > 1:
+    for package in ("PIL.Image", "pyarrow.parquet", "safetensors.torch") if out is not None else ():
+        need(package, to="a run folder")
+    size = os.environ.get("WORLD_SIZE", "1")
+    if compute.reducer is None and size.isdecimal() and int(size) > 1:
         raise UsageError(
             f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun), and without a reducer each would "
             "train alone: write `with soseleto.ranks() as reducer:` and in it fit(..., "
             "compute=Compute(reducer=reducer)), or unset WORLD_SIZE."
         )
-    optimizer = chosen["optimizer"]
-    described = optimizers.describe(optimizer[0] if isinstance(optimizer, tuple) else optimizer)
-    method = to_data(chosen["method"])
-    settings = {**to_data(chosen), **options.describe_all(), **described, "settings": method, "out": out is not None}
-    require_same_settings(reducer or Single(), settings)
 
 
-def _setup(
-    options: Options,
-    network: Network,
-    data: Data,
-    chosen: Mapping[str, Any],
-    before: Mapping[str, Any],
-    **more: Any,
-) -> Setup:
-    """Plant the probes and resolve what was left out, by what is known about model, inputs and labels.
-
-    before: the configuration of an unfinished run that is to be continued
-    """
-    planted = data.with_probes(options.probes, seed=options.seed)
-    known: dict[str, Any] = {"n_source": len(data.source), "n_target": len(planted.target)}
-    share, beliefs = None, first_weights(options, planted, more["sharing"])
+def _settings(
+    options: Options, network: Network, data: Data, chosen: Mapping[str, Any], known: dict[str, Any], out: Any
+) -> tuple[Settings, float | None]:
+    """What was left out is resolved by what is known of model, inputs and labels; also the share of wrong labels."""
+    share = None
     chooses = chosen["method"] is None or isinstance(chosen["method"], DefaultMethod)
     classifies = options.mode == "noisy" and network.kind == "classification"
     if chooses and classifies and options.loss[0] is cross_entropy:
+        before = unfinished(out) if options.checkpoints.resume else {}
         evidence = options.probes.evidence
         if "wrong_share" in before:  # an estimate that differs a little on another machine must not make another run
             share = float(before["wrong_share"])
@@ -199,50 +191,6 @@ def _setup(
         else:
             share = wrong_share(network.model, network.prepare, data, seed=options.seed)
         linear = ends_in_linear(network.model, network.prepare, data.source)
-        known |= {"classes": True, "ends_in_linear": linear, "wrong_share": share, "judged": beliefs is not None}
-    inputs = kind_of_inputs(data.source)
-    settings = resolve(network.model, mode=options.mode, inputs=inputs, **known, **chosen)
-    check_settings(settings, data, more["sharing"])
-    if line := settings.line():
-        logger.info(line)
-    return Setup(
-        options=options,
-        settings=settings,
-        network=network,
-        data=planted,
-        sizes=BatchSizes.of(planted, settings),
-        wrong_share=share,
-        beliefs=beliefs,
-        **more,
-    )
-
-
-def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
-    """The method wrapped for what it must record, and the loop that runs it."""
-    data, compute, device, settings = setup.data, setup.options.compute, setup.device, setup.settings
-    method = with_views(settings.method, settings.augment[0], data.source, setup.network.prepare)
-    signals = None if data.probes is None else Signals(len(data.source))
-    if signals is not None:
-        method = Recording(method, signals)
-    return Loop(
-        setup=setup,
-        task=setup.task(make_guard(device, setup.sharing.reducer)),
-        method=method,
-        signals=signals,
-        data=data.to(device),
-        fingerprints=data.fingerprints(),
-        target=setup.sizes.target_cycle(data.target, setup.options.seed),
-        capture=compute.cuda_graph and device.type == "cuda" and setup.in_one_process,
-        records=records,
-        keeps=keeps,
-    )
-
-
-def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | None:
-    """The run folder, on the rank that writes it."""
-    if out is None:
-        return None
-    for package in ("PIL.Image", "pyarrow.parquet", "safetensors.torch"):
-        need(package, to="a run folder")
-    folder = team.first(lambda: RunFolder.create(out, resume=resume))
-    return folder if team.rank == 0 else None
+        known = {**known, "classes": True, "ends_in_linear": linear, "wrong_share": share}
+    settings = resolve(network.model, mode=options.mode, inputs=kind_of_inputs(data.source), **known, **chosen)
+    return settings, share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -19,46 +20,127 @@ from soseleto.data.examples import in_pieces
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
-from soseleto.methods.wrappers import Signals
+from soseleto.methods.wrappers import Recording, Signals
 from soseleto.parallel.fsdp import gathered
-from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
-from soseleto.parallel.reducer import Reducer, my_rows, owned
+from soseleto.parallel.micro_batches import (
+    PER_PART,
+    Sharing,
+    average_running_statistics,
+    require_divisible,
+    single_example,
+)
+from soseleto.parallel.reducer import Reducer, Single, my_rows, owned
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
-from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
-from soseleto.training.data import Data, is_out_of_memory
+from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard, make_guard
+from soseleto.training.data import BatchSizes, Data, class_count, class_shares, is_out_of_memory
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
-from soseleto.training.setup import Network, Options, Setup
+from soseleto.training.setup import Network, Options, with_views
 from soseleto.weights import Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Loop:
-    """One training: epochs over the source, with one target batch for every source batch."""
+    """One training: epochs over the source, with one target batch for every source batch.
 
-    setup: Setup
-    task: Task
-    method: Method  # wrapped for what it records
-    signals: Signals | None  # where there are probes
-    data: Data  # on the device
-    fingerprints: Mapping[str, str | None]  # of the data
-    target: TargetCycle
-    capture: bool
+    data: on the device, with the probes
+    keeps: there is a run folder, perhaps on another rank
+    wrong_share: the estimated share of wrong labels that the default method was chosen by
+    beliefs: (N,) where source weights can start
+    """
+
+    options: Options
+    settings: Settings
+    network: Network
+    data: Data
+    fingerprints: Mapping[str, str | None]
+    sizes: BatchSizes
+    sharing: Sharing
+    device: torch.device
     records: Records
-    keeps: bool  # there is a run folder, perhaps on another rank
+    keeps: bool
+    wrong_share: float | None
+    beliefs: Tensor | None
 
-    def run(self, config: dict[str, Any]) -> Result:
-        facts = self._facts()
-        require_same_settings(self.team, facts)
-        config = {**config, **facts}
-        state = self.method.init(self.task)
-        require_same_settings(self.team, _optimizer_settings(state.optimizer))
+    @property
+    def team(self) -> Reducer:
+        return self.sharing.reducer
+
+    @property
+    def in_one_process(self) -> bool:
+        return isinstance(self.team, Single)
+
+    @cached_property
+    def method(self) -> Method:
+        """With the views of inputs without labels, and recording what probes need."""
+        method = with_views(self.settings.method, self.settings.augment[0], self.data.source, self.network.prepare)
+        return method if self.data.probes is None else Recording(method, Signals(len(self.data.source)))
+
+    @cached_property
+    def task(self) -> Task:
+        model, n_source = self.network.model, len(self.data.source)
+        noisy = self.options.mode == "noisy"
+        classes = class_count(self.data.source, self.network.outputs)
+        shares = None
+        if noisy and self.sizes.balanced and classes is not None:
+            shares = class_shares(self.data.target, classes).to(self.device)
+        return Task(
+            model=model,
+            losses=self.network.losses,
+            n_source=owned(n_source, self.team),
+            steps=self.settings.epochs * math.ceil(n_source / self.sizes.source),
+            shared=_trainable(model, "" if noisy else "trunk."),
+            target_head=frozenset() if noisy else _trainable(model, "target_head."),
+            make_optimizer=self.settings.optimizer,
+            make_schedule=self.settings.schedule,
+            device=self.device,
+            classes=classes,
+            target_shares=shares,
+            guard=make_guard(self.device, self.team),
+            sharing=self.sharing,
+            beliefs=self.beliefs,
+        )
+
+    @cached_property
+    def target(self) -> TargetCycle:
+        labels = self.data.target.labels.cpu() if self.sizes.balanced else None
+        return TargetCycle(len(self.data.target), self.sizes.target, self.options.seed, labels)
+
+    def describe(self) -> dict[str, Any]:
+        """The entries of ``config.json``."""
+        return {
+            **self.options.describe(),
+            **self.settings.describe(),
+            **self.sizes.describe(),
+            **({} if self.wrong_share is None else {"wrong_share": self.wrong_share}),
+            "task": self.network.kind,
+            "ranks": self.team.ranks,
+            "probes": len(self.data.probes or ()),
+            "device": str(self.device) if self.in_one_process else self.device.type,
+            **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
+            **self._facts,
+        }
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return {**facts_of(self.data, self._source, self.network), **self.fingerprints}
+
+    def _require_same(self, config: dict[str, Any], optimizer: Optimizer) -> None:
+        """Raise where ranks train with different settings; those of a group are its learning rate and the like."""
+        groups = {f"optimizer group {at}": {**group, "params": None} for at, group in enumerate(optimizer.param_groups)}
+        checkpoints = [self.options.checkpoints.seconds, self.options.checkpoints.steps]
+        local = {"out": self.keeps, "checkpoints": checkpoints, "parts": self.sharing.micro_batch_size}
+        require_same_settings(self.team, {**config, **groups, **local})
+
+    def run(self) -> Result:
+        config, state = self.describe(), self.method.init(self.task)
+        self._require_same(config, state.optimizer)
         keeper = Keeper(
             self.records,
             self.task,
@@ -71,7 +153,7 @@ class Loop:
         done = keeper.begin(config)
         if self.team.rank:  # dropout must differ from rank to rank
             torch.manual_seed(seed_for(self.options.seed, f"training/rank {self.team.rank}", done))
-        start = {"epochs": self.settings.epochs, "steps": self.task.steps, **facts}
+        start = {"epochs": self.settings.epochs, "steps": self.task.steps, **self._facts}
         self.records.begin(start, resumed=done > 0)
         flags = [(module, module.training) for module in self.task.model.modules()]
         _train_mode(self.task.model)
@@ -96,7 +178,8 @@ class Loop:
     def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
         """Everything after the first ``done`` steps."""
         eager = partial(self.method.step, state)
-        step = CapturedStep(eager, state, self.records.message) if self.capture else eager
+        captured = self.options.compute.cuda_graph and self.device.type == "cuda" and self.in_one_process
+        step = CapturedStep(eager, state, self.records.message) if captured else eager
         epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
         with keeper.handling_signals(), closing(self.records):
             for epoch in range(epochs_done + 1, self.settings.epochs + 1):
@@ -129,21 +212,9 @@ class Loop:
             whole = self.data.probes is not None or not getattr(self.settings.method, "shares_work", False)
             raise _too_large(self.task, source, target, whole=whole) from error
 
-    @property
-    def settings(self) -> Settings:
-        return self.setup.settings
-
-    @property
-    def options(self) -> Options:
-        return self.setup.options
-
-    @property
-    def team(self) -> Reducer:
-        return self.task.sharing.reducer
-
     def _epoch(self, state: Any, step: TakeStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
-        source, size, seed = self.data.source, self.setup.sizes.source, self.options.seed
+        source, size, seed = self.data.source, self.sizes.source, self.options.seed
         batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
         targets = self.target.batches(before, len(batches), self._place(self.data.target))
@@ -171,7 +242,7 @@ class Loop:
 
     def _place(self, examples: ExampleSet) -> torch.device | str:
         """Where indices are: with the examples, or on the CPU, where ranks select their rows and workers get theirs."""
-        return "cpu" if examples.reads_ahead or not self.setup.in_one_process else self.task.device
+        return "cpu" if examples.reads_ahead or not self.in_one_process else self.task.device
 
     def _report_engine(self, state: Any, step: int) -> None:
         """Record why ``auto`` took a slower engine than the fastest, and from which step on."""
@@ -192,7 +263,7 @@ class Loop:
             epoch=epoch,
             purpose=f"{side}/augment",
             augment=self.settings.augment[0 if side == "source" else 1],
-            prepare=self.setup.network.prepare,
+            prepare=self.network.prepare,
             start=start,
             keep=my_rows(side, self.team),
         )
@@ -237,11 +308,11 @@ class Loop:
             source=self._source,
             history=self.records.history,
             messages=self.records.messages,
-            prepare=self.setup.network.prepare,
+            prepare=self.network.prepare,
             device=self.task.device,
             learned=self._learned(state),
             loss=self.options.loss[1],
-            task=self.setup.network.kind,
+            task=self.network.kind,
             classes=self.data.target.classes,
             out=None if self.records.folder is None else self.records.folder.path,
             engine=engine_used(state),
@@ -253,10 +324,11 @@ class Loop:
     def _with_evidence(self, result: Result, state: Any) -> Result:
         """With what is known of the source's labels: by probes or by a first answer, whichever is expected to find
         more wrong labels."""
-        probes, signals, first = self.data.probes, self.signals, self.options.probes.evidence
-        if probes is None or signals is None:
+        probes, first = self.data.probes, self.options.probes.evidence
+        if probes is None:
             return replace(result, evidence=first)
-        recorded = {"margin": signals.margin}
+        assert isinstance(self.method, Recording)
+        recorded = {"margin": self.method.signals.margin}
         if state.weights is not None:
             recorded["score"] = state.weights.scores
         source = self.data.source
@@ -268,9 +340,6 @@ class Loop:
             return replace(result, evidence=first)
         both = [evidence, *([] if first is None else [first])]
         return replace(result, evidence=max(both, key=lambda each: each.expected_hits(self.options.probes.precision)))
-
-    def _facts(self) -> dict[str, Any]:
-        return {**facts_of(self.data, self._source, self.setup.network), **self.fingerprints}
 
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
         side = self.data.source if error.side == "source" else self.data.target
@@ -304,6 +373,10 @@ def write_result(folder: RunFolder, result: Result, parameters: Mapping[str, Ten
         folder.write_config({**folder.config(), "alignments": result.config["alignments"]})
 
 
+def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
+    return frozenset(name for name, p in model.named_parameters() if p.requires_grad and name.startswith(prefix))
+
+
 def facts_of(data: Data, source: ExampleSet, network: Network) -> dict[str, Any]:
     """What ``config.json`` says of the data and the model; source: without probes."""
     first, _ = data.source.take(torch.tensor([0]))
@@ -329,14 +402,6 @@ def _too_large(task: Task, source: Batch, target: Batch, *, whole: bool) -> OutO
     else:
         fix = f"add compute=Compute(micro_batch_size={half}) or less, and run the same again to resume"
     return OutOfMemory(f"there is not enough memory on {task.device} for {counted(size, 'example')} at a time: {fix}.")
-
-
-def _optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Learning rate and the like, which a function that makes an optimizer does not show."""
-    return {
-        f"optimizer group {at}": {name: value for name, value in group.items() if name != "params"}
-        for at, group in enumerate(optimizer.param_groups)
-    }
 
 
 def engine_used(state: Any) -> str:

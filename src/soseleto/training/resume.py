@@ -24,7 +24,7 @@ from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import RunFolder
-from soseleto.task.task import DeferredGuard, Task, state_of
+from soseleto.task.task import Task, check_guard, state_of
 from soseleto.training.history import Records
 from soseleto.training.options import Checkpoints
 
@@ -71,18 +71,24 @@ class Keeper:
         self._received_at = self._saved_at
         # Seconds within which a second signal is the launcher's copy of the first: it forwards signals to its ranks.
         self._echo = 0.0 if self._reducer.ranks == 1 else 2.0
-        self._possible = keeps
+        self._keeps = keeps
 
     def begin(self, config: Mapping[str, Any]) -> int:
         """The number of steps done: 0 for a new run, more for a resumed one."""
-        if not self._possible:
+        if not self._keeps:
             return 0
         last = self._reducer.first(lambda: self._find(config))
-        return 0 if last is None else self._resume(*last)
+        done = 0 if last is None else self._resume(*last)
+        try:
+            state = self._gather()
+            self._reducer.first(lambda: checkpoint.encode(state, {}) and None)  # before the first step, to fail early
+        except CannotSave as error:
+            raise CannotSave(f"this training cannot be saved, since {error}: train without out=.") from error
+        return done
 
     def after(self, step: int) -> None:
         """Called after every step: save if it is time, and stop if a signal has come."""
-        if not self._possible or step == self._task.steps:  # after the last step the run itself is written
+        if not self._keeps or step == self._task.steps:  # after the last step the run itself is written
             self._reducer.largest(0)  # detects a lost rank, even while the device is busy
             return
         due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
@@ -99,9 +105,7 @@ class Keeper:
 
         One that is ignored, as SIGHUP by nohup, stays so.
         """
-        if self._possible:
-            self._possible = self._can_save()
-        if not self._possible or threading.current_thread() is not threading.main_thread():
+        if not self._keeps or threading.current_thread() is not threading.main_thread():
             yield
             return
         heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -119,11 +123,13 @@ class Keeper:
         self._received, self._received_at = signal.Signals(number), time.monotonic()
 
     def _stop(self, step: int, received: signal.Signals) -> None:
-        where = f"stopped by {received.name} after step {step} of {self._task.steps}"
-        if self._save(step):
-            folder = "" if self._records.folder is None else f" with {self._records.folder.path}"
-            raise Interrupted(f"{where}, which is saved: run the same again{folder} to resume.", received)
-        raise Interrupted(f"{where}; it could not be saved, see the run's messages.", received)
+        self._save(step)
+        folder = "" if self._records.folder is None else f" with {self._records.folder.path}"
+        raise Interrupted(
+            f"stopped by {received.name} after step {step} of {self._task.steps}, which is saved: run the same "
+            f"again{folder} to resume.",
+            received,
+        )
 
     def _find(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any], list[str]] | None:
         """Step, state and damage messages of an unfinished run; None without a checkpoint, when it starts over."""
@@ -156,47 +162,18 @@ class Keeper:
             self._records.message(text)
         return step
 
-    def _can_save(self) -> bool:
-        """Whether this training can be saved; checked before the first step, so that the message comes early."""
-        possible, _ = self._reducer.first(self._trying(lambda state: bool(checkpoint.encode(state, {}))))
-        return possible
+    def _save(self, step: int) -> None:
+        check_guard(self._task.guard)  # raises rather than save a state with a NaN in it
+        state = self._gather()
 
-    def _save(self, step: int) -> bool:
-        if isinstance(self._task.guard, DeferredGuard):
-            self._task.guard.check()  # raises rather than save a state with a NaN in it
-
-        def write(state: Any) -> bool:
+        def write() -> None:
             folder = self._records.folder
             assert folder is not None
             state["records"]["metrics"] = folder.kept_metrics()
             checkpoint.save(folder.path, step, state)
-            return True
 
-        self._possible, saved = self._reducer.first(self._trying(write))
+        self._reducer.first(write)
         self._saved_at = time.monotonic()
-        return saved
-
-    def _trying(self, use: Callable[[Any], bool]) -> Callable[[], tuple[bool, bool]]:
-        """For the first rank: a function that applies ``use`` to what all ranks have gathered.
-
-        It returns whether the state can be saved at all, and the result of ``use``.
-        """
-        state, cannot = None, None
-        try:
-            state = self._gather()
-        except CannotSave as error:
-            cannot = error
-
-        def done() -> tuple[bool, bool]:
-            try:
-                if cannot is not None:
-                    raise cannot
-                return True, use(state)
-            except CannotSave as error:
-                self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
-                return False, False
-
-        return done
 
     def _gather(self) -> dict[str, Any]:
         state, model = self._state, self._task.model

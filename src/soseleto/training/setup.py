@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,21 +23,17 @@ from soseleto.defaults import Settings, kind_of_inputs, name_of
 from soseleto.engines.model_state import is_shard, reshard
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
 from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode, feature_width
-from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads
+from soseleto.parallel.fsdp import ShardedSharing, require_shardable, split_heads
 from soseleto.parallel.micro_batches import Sharing, require_sharing
-from soseleto.parallel.reducer import Single, owned
+from soseleto.parallel.reducer import Single
 from soseleto.prediction.predictor import TaskKind
 from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
-from soseleto.task.settings import to_data
-from soseleto.task.task import Guard, Method, Task
+from soseleto.task.task import Method
 from soseleto.training.data import (
-    BatchSizes,
     Data,
     are_class_indices,
-    class_count,
-    class_shares,
     classes_of,
     is_out_of_memory,
 )
@@ -76,22 +71,6 @@ class Options:
             "precision": None if self.compute.dtype is None else str(self.compute.dtype),
             "seed": self.seed,
         }
-
-    def describe_all(self) -> dict[str, Any]:
-        """``describe`` with what may change when a run is resumed, but not from rank to rank."""
-        return {
-            **self.describe(),
-            "mode": self.mode,
-            "inputs": repr(self.inputs),
-            "probes": to_data(replace(self.probes, evidence=None)),
-            "checkpoints": [self.checkpoints.seconds, self.checkpoints.steps, self.checkpoints.resume],
-            "examples per pass": self.compute.micro_batch_size,
-        }
-
-
-def make_sharing(model: nn.Module, compute: Compute) -> Sharing:
-    """How the work of a step is divided over ranks and micro-batches."""
-    return sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
 
 
 def assemble(model: nn.Module, mode: str, data: Data, prepare: Prepare, heads: Heads) -> nn.Module:
@@ -157,69 +136,6 @@ class Network:
         return cls(model=whole, prepare=prepare, losses=losses, kind=kind, outputs=outputs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything a training needs, checked: what ``fit`` hands to the loop.
-
-    wrong_share: the estimated share of wrong labels that the default method was chosen by
-    beliefs: (N,) where source weights can start
-    """
-
-    options: Options
-    settings: Settings
-    network: Network
-    data: Data
-    sizes: BatchSizes
-    sharing: Sharing
-    device: torch.device
-    wrong_share: float | None = None
-    beliefs: Tensor | None = None
-
-    @property
-    def in_one_process(self) -> bool:
-        return isinstance(self.sharing.reducer, Single)
-
-    def task(self, guard: Guard) -> Task:
-        network, n_source = self.network, len(self.data.source)
-        noisy = self.settings.mode == "noisy"
-        classes = class_count(self.data.source, network.outputs)
-        shares = None
-        if noisy and self.sizes.balanced and classes is not None:
-            shares = class_shares(self.data.target, classes).to(self.device)
-        return Task(
-            model=network.model,
-            losses=network.losses,
-            n_source=owned(n_source, self.sharing.reducer),
-            steps=self.settings.epochs * math.ceil(n_source / self.sizes.source),
-            shared=_trainable(network.model, "" if noisy else "trunk."),
-            target_head=frozenset() if noisy else _trainable(network.model, "target_head."),
-            make_optimizer=self.settings.optimizer,
-            make_schedule=self.settings.schedule,
-            device=self.device,
-            classes=classes,
-            target_shares=shares,
-            guard=guard,
-            sharing=self.sharing,
-            beliefs=self.beliefs,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """The entries of ``config.json``."""
-        probes = self.data.probes
-        estimates: dict[str, Any] = {} if self.wrong_share is None else {"wrong_share": self.wrong_share}
-        return {
-            **self.options.describe(),
-            **self.settings.describe(),
-            **self.sizes.describe(),
-            **estimates,
-            "task": self.network.kind,
-            "ranks": self.sharing.reducer.ranks,
-            "probes": len(probes or ()),
-            "device": str(self.device) if self.in_one_process else self.device.type,
-            **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
-        }
-
-
 def first_weights(options: Options, planted: Data, sharing: Sharing) -> Tensor | None:
     """Squared beliefs of a first answer; None where it knows another source, as of one rank or with planted probes."""
     evidence = options.probes.evidence
@@ -227,10 +143,6 @@ def first_weights(options: Options, planted: Data, sharing: Sharing) -> Tensor |
     if belief is None or not isinstance(sharing.reducer, Single) or len(belief) != len(planted.source):
         return None
     return torch.from_numpy(belief**SHARPNESS).float()
-
-
-def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
-    return frozenset(name for name, p in model.named_parameters() if p.requires_grad and name.startswith(prefix))
 
 
 # Whether model, losses and data fit together
