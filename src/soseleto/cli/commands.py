@@ -379,8 +379,6 @@ def write(content: bytes, out: Path | None) -> None:
     from soseleto.run_folder.files import aside
 
     if out is None:
-        if getattr(sys.stdout, "name", "") == os.devnull:  # in place of one that was closed
-            raise UsageError("standard output is closed: add --out FILE.")
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
         return

@@ -9,8 +9,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -70,12 +68,13 @@ def _run(arguments: list[str], debug: bool) -> int:
     level = logger.level
     logger.addHandler(messages)
     logger.setLevel(logging.INFO)
+    streams = sys.stdout, sys.stderr
+    if arguments[0] in TRAININGS:
+        sys.stdout, sys.stderr = (_Stream(stream) for stream in streams)  # type: ignore[assignment]
     try:
-        if arguments[0] not in TRAININGS:
-            return _code(arguments, debug)
-        with _output_may_fail():
-            return _code(arguments, debug)
+        return _code(arguments, debug)
     finally:
+        sys.stdout, sys.stderr = streams
         logger.removeHandler(messages)
         logger.setLevel(level)
 
@@ -91,37 +90,17 @@ class _Stream:
 
     def write(self, text: str) -> int:
         try:
-            return int(self._stream.write(text))
-        except (OSError, ValueError):
-            return self._silence()
-
-    def flush(self) -> None:
-        try:
+            self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            self._silence()
-
-    def _silence(self) -> int:
-        _silence(self._stream)
-        return 0
+            _silence(self._stream)
+        return len(text)
 
 
 def _silence(stream: Any) -> None:
     """Let what is still in the stream's buffer, which Python writes at its end, go nowhere."""
     with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError, ValueError):
         os.dup2(nowhere.fileno(), stream.fileno())
-
-
-@contextmanager
-def _output_may_fail() -> Iterator[None]:
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Stream(stream) for stream in streams)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = streams
 
 
 def _code(arguments: list[str], debug: bool) -> int:
