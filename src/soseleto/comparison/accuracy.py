@@ -78,12 +78,11 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     """Accuracy in percent of every method with its 95 % interval; of a baseline also its difference from SOSELETO."""
     minus_soseleto = differences(judged)
     table = []
-    for method in dict.fromkeys(one.method for one in judged):
-        right = _by_place(judged, method)
-        effect = _effect(right.double(), _groups(judged, method))
-        low, high = wilson(int(right.sum()) / effect, len(right) / effect)
-        row = {"method": method, "title": TITLES[method], "examples": len(right)}
-        row |= {"accuracy": 100 * float(right.double().mean()), "low": 100 * low, "high": 100 * high}
+    for method, whole in _by_method(judged).items():
+        effect = _effect(whole.right.double(), whole.groups)
+        low, high = wilson(int(whole.right.sum()) / effect, len(whole.right) / effect)
+        row = {"method": method, "title": TITLES[method], "examples": len(whole.right)}
+        row |= {"accuracy": 100 * float(whole.right.double().mean()), "low": 100 * low, "high": 100 * high}
         if difference := minus_soseleto.get(method):
             row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         table.append(row)
@@ -92,25 +91,26 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 def differences(judged: Sequence[Judged]) -> dict[str, Difference]:
     """Every baseline's accuracy minus SOSELETO's, by its name; empty without SOSELETO."""
-    right = {method: _by_place(judged, method) for method in dict.fromkeys(one.method for one in judged)}
-    ours = right.pop(SOSELETO, None)
-    groups = _groups(judged, SOSELETO)
-    return {} if ours is None else {method: Difference.of(theirs, ours, groups) for method, theirs in right.items()}
+    of = _by_method(judged)
+    ours = of.pop(SOSELETO, None)
+    if ours is None:
+        return {}
+    return {method: Difference.of(theirs.right, ours.right, ours.groups) for method, theirs in of.items()}
 
 
-def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
-    """Whether the method is right about each example, in the set's order."""
-    mine = [one for one in judged if one.method == method]
-    return torch.cat([one.right for one in mine])[torch.cat([one.places for one in mine]).argsort()]
-
-
-def _groups(judged: Sequence[Judged], method: str) -> Tensor | None:
-    """The groups of these examples, in the set's order."""
-    mine = [one for one in judged if one.method == method]
-    groups = [one.groups for one in mine if one.groups is not None]
-    if not mine or len(groups) < len(mine):
-        return None
-    return torch.cat(groups)[torch.cat([one.places for one in mine]).argsort()]
+def _by_method(judged: Sequence[Judged]) -> dict[str, Judged]:
+    """All examples that a method was judged on, in the set's order."""
+    wholes = {}
+    for method in dict.fromkeys(one.method for one in judged):
+        mine = [one for one in judged if one.method == method]
+        order = torch.cat([one.places for one in mine]).argsort()
+        outputs, labels, places = (
+            torch.cat(parts)[order] for parts in zip(*((o.outputs, o.labels, o.places) for o in mine), strict=True)
+        )
+        groups = [one.groups for one in mine if one.groups is not None]
+        whole = torch.cat(groups)[order] if len(groups) == len(mine) else None
+        wholes[method] = Judged(method, outputs, labels, places, whole)
+    return wholes
 
 
 def _effect(values: Tensor, groups: Tensor | None) -> float:
@@ -119,10 +119,10 @@ def _effect(values: Tensor, groups: Tensor | None) -> float:
 
 def source_harms(judged: Sequence[Judged]) -> bool:
     """Whether the target alone is better than with the source mixed in, beyond the 95 % interval."""
-    if not {"mixed", "target_only"} <= {one.method for one in judged}:
+    of = _by_method(judged)
+    if not {"mixed", "target_only"} <= of.keys():
         return False
-    alone, mixed = (_by_place(judged, method) for method in ("target_only", "mixed"))
-    return Difference.of(alone, mixed, _groups(judged, "mixed")).low > 0.0
+    return Difference.of(of["target_only"].right, of["mixed"].right, of["mixed"].groups).low > 0.0
 
 
 def winner(judged: Sequence[Judged]) -> str:

@@ -55,7 +55,7 @@ def whole(method: str, pair: Pair) -> Part:
 
 
 def plan(pair: Pair, mode: str, *, folds: int, baselines: bool, seed: int) -> list[Part]:
-    """The trainings beside the main one. With a test set, folds serve the calibration only."""
+    """The trainings beside the main one."""
     names = () if not baselines else BASELINES if mode == "noisy" else BASELINES_IN_TRANSFER
     places = [] if folds == 0 else fold_places(pair.target, folds, seed)
     shared = folds > 0 and not bool(apart_from(pair.source, pair.target).all())
@@ -108,6 +108,8 @@ def folds_of(folds: int | None, pair: Pair) -> int:
     """As given, checked; by default three, fewer for a tiny target, and none with a test set."""
     n, groups = len(pair.target), pair.target.groups
     most = min(n // 2, n if groups is None else len(groups.unique()))
+    if pair.test is not None and folds:
+        raise UsageError("folds have no effect beside a test set, which the accuracy is measured on: leave one out.")
     if folds is None:
         return 0 if pair.test is not None or most < 2 else min(FOLDS, most)
     if folds == 1 or not 0 <= folds <= most:

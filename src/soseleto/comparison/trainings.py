@@ -415,23 +415,14 @@ class Comparing:
         outputs = self._model(part).outputs_of(part.judged)
         return Judged(part.method, outputs, part.judged.labels.cpu(), part.places, part.judged.groups)
 
-    def _evaluated(self, parts: Sequence[Part]) -> list[Judged]:
-        return [self._judge(part) for part in parts if part.method not in self.failed]
-
-    @cached_property
-    def _on_folds(self) -> list[Judged]:
-        """On target examples that the models were not trained on."""
-        if self.pair.test is None:
-            return self._evaluated(self.parts)
-        return self._evaluated([part for part in self.parts if part.is_fold])
-
     @cached_property
     def _judged(self) -> list[Judged]:
-        """What the comparison is made of: with a test set the main training, and not its folds."""
-        if self.pair.test is None:
-            return [*self._on_folds, *self._of_first] if self._on_folds else []
-        on_test = [self.main, *(part for part in self.parts if not part.is_fold)]
-        return self._evaluated([*on_test, whole(SCAN, self.pair)] if self.first else on_test)
+        """What the comparison is made of, each on examples that its model was not trained on."""
+        parts = self.parts if self.pair.test is None else [self.main, *self.parts]
+        judged = [self._judge(part) for part in parts if part.method not in self.failed]
+        if not judged or self.first is None:
+            return judged
+        return [*judged, *(self._of_first if self.pair.test is None else [self._judge(whole(SCAN, self.pair))])]
 
     @property
     def _of_first(self) -> list[Judged]:
@@ -441,7 +432,8 @@ class Comparing:
 
     def _conclude(self, kept: Part) -> float:
         """Calibrate the model that is kept, and write the comparison; returns the temperature."""
-        held_out = [one for one in [*self._on_folds, *self._of_first] if one.method == kept.method]
+        on_target = self._judged if self.pair.test is None else self._of_first
+        held_out = [one for one in on_target if one.method == kept.method]
         labels = torch.cat([one.labels for one in held_out]) if held_out else torch.zeros(0)
         temperature = fit_temperature(torch.cat([one.outputs for one in held_out]), labels) if held_out else 1.0
         if self.out is None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from soseleto.data import (
     Augment,
-    Examples,
     ExampleSet,
     TablePreparation,
     TokenViews,
@@ -162,7 +161,6 @@ def check_fit(
         raise UsageError(
             "no parameter of the model is trainable: write model.requires_grad_(True), or add a layer that is trained."
         )
-    _check_shapes(data)
     with evaluation_mode(model), torch.no_grad():
         of_source = _check_side(model, losses, "source", data.source, prepare, predicts)
         outputs = _check_side(model, losses, "target", data.target, prepare, predicts)
@@ -173,22 +171,6 @@ def check_fit(
     labels = [side.sample_labels() for side in sides]
     indices = all(are_class_indices(of_side) and int(of_side.max()) < outputs.shape[1] for of_side in labels)
     return "classification" if indices else "regression", width
-
-
-def _check_shapes(data: Data) -> None:
-    """Of sets in memory; batches of others may be padded, each to a shape of its own."""
-    if not isinstance(data.source, Examples) or not isinstance(data.target, Examples):
-        return
-    of_source, of_target = structure.shape_of(data.source.inputs), structure.shape_of(data.target.inputs)
-    if of_source != of_target:
-        raise DataError(
-            f"source inputs have shape {_shown(of_source)} and target inputs {_shown(of_target)}: "
-            "bring them to one shape."
-        )
-
-
-def _shown(shape: Any) -> Any:
-    return tuple(shape) if isinstance(shape, list) else shape
 
 
 def _check_side(
