@@ -66,7 +66,7 @@ def chosen(model: nn.Module, **known: Any) -> Soseleto:
         (pretrained(images=True), {}, 10, 64, partial(adamw, lr=1e-4, weight_decay=0.0), warmup_cosine),
         (pretrained("peft"), {}, 3, 64, partial(adamw, lr=1e-4, weight_decay=0.0), warmup_cosine),
         (pretrained(), {"n_source": 50_000}, 3, 64, partial(adamw, lr=3e-5, weight_decay=0.0), warmup_cosine),
-        (nn.Linear(3, 2), {"lr": 0.2, "weight_decay": 0.1}, 30, 64, partial(sgd, lr=0.2, weight_decay=0.1), linear),
+        (nn.Linear(3, 2), {"lr": 0.2}, 30, 64, partial(sgd, lr=0.2, weight_decay=0.0), linear),
         (nn.Linear(3, 2), {"optimizer": (adamw, cosine), "epochs": 5}, 5, 64, adamw, cosine),
         (nn.Linear(3, 2), {"optimizer": adamw}, 30, 64, adamw, linear),
     ],
@@ -154,7 +154,6 @@ def test_changes_of_the_default_method(wrong_share: float) -> None:
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        ({"weight_decay": -1.0}, "weight_decay must be 0 or more, got -1.0: 0.0005 is usual"),
         ({"optimizer": (sgd, "cosine")}, "or a pair of it and a schedule"),
         ({"method": Strong()}, r"Strong\(\) takes uint8 images"),
         ({"augment": (None, None, None)}, "augment must be one Augment for both sides, or a pair"),

@@ -27,6 +27,7 @@ does not end in a linear layer has no last-layer alignments and uses all layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -227,7 +228,6 @@ def resolve(
     batch_size: int | None = None,
     target_batch_size: Any = None,
     lr: float | None = None,
-    weight_decay: float | None = None,
     optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
     augment: Augment | AnyViews | Sequence[Augment | AnyViews | None] | None = None,
 ) -> Settings:
@@ -243,14 +243,14 @@ def resolve(
         judged: a first answer has beliefs in the source labels.
     What was chosen, None for the default:
         method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.
-        weight_decay: of the default optimizer.
 
     Example:
         >>> settings = resolve(nn.Linear(4, 2), n_source=3000, classes=True, ends_in_linear=True, wrong_share=0.3)
         >>> settings.epochs, settings.batch_size, settings.line()
         (30, 64, 'at least 30 % of the source labels look wrong: alignments of all layers, weight step 0.3')
     """
-    optimizers.require_rates(lr, weight_decay)
+    if lr is not None and not 0 < lr < math.inf:
+        raise UsageError(f"lr must be above 0, got {lr}: 0.03 is usual for SGD, 3e-5 for a pretrained model.")
     if lr is not None and optimizer is not None:
         raise UsageError(
             "lr has no effect beside optimizer=...: give it there, as in functools.partial(torch.optim.SGD, lr=0.1)."
@@ -262,29 +262,26 @@ def resolve(
     elif epochs < 1 or epochs != int(epochs):
         raise UsageError(f"epochs must be a whole number of at least 1, got {epochs!r}: write epochs=20, for example.")
     reason = ""
-    if method is None or isinstance(method, DefaultMethod):
-        change = method or DefaultMethod()
-        many = wrong_share is not None and wrong_share >= (MANY_PRETRAINED if facts.pretrained else MANY)
-        if classes:
-            reason = "share of wrong labels not known"
-            if wrong_share is not None:
-                reason = f"at least {100 * wrong_share:.0f} % of the source labels look wrong"
-            memorises = facts.memorises(n_source)
-            method = change.for_classes(
-                facts,
-                many_wrong=many,
-                ends_in_linear=ends_in_linear,
-                epochs=epochs,
-                memorises=memorises,
-                judged=judged,
-            )
-        else:
-            method = change.for_losses(mode)
-    elif isinstance(method, Strong):
+    if isinstance(method, Strong):
         method = _strong(method, mode, inputs)
-    elif not hasattr(method, "init"):
-        raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto(), for example.")
-    chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, weight_decay, inputs if judges else None)
+    elif method is not None and not isinstance(method, DefaultMethod):
+        if not hasattr(method, "init"):
+            raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto().")
+    elif not classes:
+        method = (method or DefaultMethod()).for_losses(mode)
+    else:
+        reason = "share of wrong labels not known"
+        if wrong_share is not None:
+            reason = f"at least {100 * wrong_share:.0f} % of the source labels look wrong"
+        method = (method or DefaultMethod()).for_classes(
+            facts,
+            many_wrong=(wrong_share or 0.0) >= (MANY_PRETRAINED if facts.pretrained else MANY),
+            ends_in_linear=ends_in_linear,
+            epochs=epochs,
+            memorises=facts.memorises(n_source),
+            judged=judged,
+        )
+    chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, inputs if judges else None)
     return Settings(
         mode=mode,
         method=method,
@@ -319,10 +316,6 @@ class _Model:
         return any(_library(part) == "timm" or hasattr(getattr(part, "config", None), "num_channels") for part in parts)
 
     @property
-    def adapters(self) -> bool:
-        return any(_library(part) == "peft" for part in self.model.modules())
-
-    @property
     def convolutional(self) -> bool:
         return any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.model.modules())
 
@@ -342,7 +335,7 @@ class _Model:
         """Small for pretrained texts, since larger rates memorise wrong labels."""
         if not self.pretrained:
             return LR
-        if self.adapters:
+        if any(_library(part) == "peft" for part in self.model.modules()):
             return ADAPTER_LR
         return PRETRAINED_IMAGE_LR if self.reads_images else PRETRAINED_LR
 
@@ -363,7 +356,7 @@ def _library(part: nn.Module) -> str:
 
 
 def _optimizer(
-    facts: _Model, chosen: Any, lr: float | None, weight_decay: float | None, judged: Inputs | None
+    facts: _Model, chosen: Any, lr: float | None, judged: Inputs | None
 ) -> tuple[MakeOptimizer, MakeSchedule | None]:
     """judged: the inputs of the strong recipe in noisy mode."""
     schedule: MakeSchedule | None = warmup_cosine if facts.pretrained else linear
@@ -380,15 +373,13 @@ def _optimizer(
                 "schedule: write optimizer=functools.partial(torch.optim.Adam, lr=1e-3)."
             )
         return chosen, schedule
-    settings: dict[str, Any] = {"lr": facts.lr if lr is None else lr, "weight_decay": weight_decay or 0.0}
+    usual, more = facts.lr, dict[str, Any]()
     if facts.pretrained:
-        if judged == "tokens" and lr is None and settings["lr"] == PRETRAINED_LR:
-            settings["lr"] = STRONG_TEXT_LR
-        return partial(optimizers.adamw, **settings), schedule
-    if judged == "images":
-        decay = STRONG_WEIGHT_DECAY if weight_decay is None else weight_decay
-        settings = {"lr": STRONG_LR if lr is None else lr, "weight_decay": decay, "nesterov": True}
-    return partial(optimizers.sgd, **settings), schedule
+        usual = STRONG_TEXT_LR if judged == "tokens" and usual == PRETRAINED_LR else usual
+    elif judged == "images":
+        usual, more = STRONG_LR, {"weight_decay": STRONG_WEIGHT_DECAY, "nesterov": True}
+    make = optimizers.adamw if facts.pretrained else optimizers.sgd
+    return partial(make, **{"lr": usual if lr is None else lr, "weight_decay": 0.0, **more}), schedule
 
 
 # The sizes
@@ -414,20 +405,12 @@ def _target_batch(chosen: Any, n_target: int | None, judged: Inputs | None) -> A
 
 
 def few_weight_step(epochs: int) -> float:
-    """Step that moves a weight by at most 0.9 over all epochs.
-
-    >>> few_weight_step(10), few_weight_step(5), few_weight_step(1)
-    (0.09, 0.18, 0.3)
-    """
+    """Step that moves a weight by at most 0.9 over all epochs."""
     return min(FEW_WAY / max(epochs, 1), MANY_WEIGHT_STEP)
 
 
 def convolutional_weight_step(epochs: int) -> float:
-    """Step of a network with convolutions where many labels are wrong.
-
-    >>> convolutional_weight_step(30), convolutional_weight_step(60), convolutional_weight_step(10)
-    (0.05, 0.05, 0.15)
-    """
+    """Step of a network with convolutions where many labels are wrong."""
     return min(max(CONVOLUTIONAL_WAY / max(epochs, 1), LEAST_STEP), MANY_WEIGHT_STEP)
 
 

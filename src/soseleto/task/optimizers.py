@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-
-from soseleto.errors import UsageError
 
 
 def sgd(
@@ -44,13 +41,6 @@ def adamw(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float 
     fused = _on_gpu(parameters)
     used = [group for group in groups if group["params"]]
     return torch.optim.AdamW(used, lr=lr, weight_decay=weight_decay, fused=fused or None, capturable=fused)
-
-
-def require_rates(lr: float | None, weight_decay: float | None) -> None:
-    if lr is not None and not (lr > 0 and math.isfinite(lr)):
-        raise UsageError(f"lr must be above 0, got {lr}: 0.03 is usual for SGD, 3e-5 for a pretrained model.")
-    if weight_decay is not None and not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise UsageError(f"weight_decay must be 0 or more, got {weight_decay}: 0.0005 is usual.")
 
 
 def describe(make: Any) -> dict[str, Any]:
