@@ -121,5 +121,5 @@ def _mark_phases(seen: mmap.mmap) -> None:
 
 
 def _training(keeper: Any, step: int) -> str:
-    folder = str(keeper._records.folder.path)
+    folder = str(keeper.records.folder.path)
     return "main training" if "parts" not in folder else "fold" if folder.endswith("soseleto") else "baseline"

@@ -35,7 +35,7 @@ from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, sharing_of
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, existing
-from soseleto.pieces.last_layer import no_last_layer
+from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
 from soseleto.task.settings import to_data
@@ -165,7 +165,7 @@ class Selection:
         self._asks_model = False
         model = self._task.model
         with self._losses.inside(self._task.device, None), evaluation_mode(model):
-            self._known["ends_in_linear"] = no_last_layer(self._losses, model, source) is None
+            self._known["ends_in_linear"] = has_last_layer(self._losses, model, source)
         if self._known["ends_in_linear"]:
             logger.info(self.settings.line())
         else:

@@ -356,21 +356,16 @@ def with_last_layer(losses: Losses, model: nn.Module) -> WatchedLosses:
     return WatchedLosses(losses)
 
 
-def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
-    """Why a model has no last-layer alignments, found by one pass; None if it has."""
+def has_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> bool:
+    """Whether the losses are cross-entropies of one row each of a last linear layer's outputs, found by one pass."""
     if sharded_modules(model):
-        return "its parameters are sharded"
+        return False
     watched = WatchedLosses(losses)
     try:
         watched.source(model, batch)
-    except EngineError as error:
-        return str(error)
-    is_last = _are_scores(watched.take(source=batch)["source"])
-    return None if is_last else "its outputs are not those of the last layer"
-
-
-def _are_scores(last: LastLayer) -> bool:
-    """Whether the losses are cross-entropies of one row each of the layer's outputs."""
+    except EngineError:
+        return False
+    last = watched.take(source=batch)["source"]
     read = last.labels.float()
     labels = torch.eye(read.shape[-1], dtype=read.dtype, device=read.device)[read.argmax(-1)]
     return len(read) == int(last.used.any(1).sum()) and torch.allclose(read, labels, atol=0.05)

@@ -35,7 +35,7 @@ from soseleto.errors import UsageError, counted, need
 from soseleto.models.learned import last_inputs
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.pieces.last_layer import no_last_layer
+from soseleto.pieces.last_layer import has_last_layer
 from soseleto.suspects import probes
 from soseleto.suspects.cross_fit import cross_fit
 from soseleto.suspects.probes import PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
@@ -376,4 +376,4 @@ def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bo
     inputs, labels = structure.to_device(source.take(torch.tensor([0])), device)
     example = Batch(torch.zeros(1, dtype=torch.int64, device=device), prepare(inputs), labels)
     with evaluation_mode(model):
-        return no_last_layer(NoisyLosses(), model, example) is None
+        return has_last_layer(NoisyLosses(), model, example)

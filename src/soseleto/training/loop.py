@@ -141,16 +141,9 @@ class Loop:
     def run(self) -> Result:
         config, state = self.describe(), self.method.init(self.task)
         self._require_same(config, state.optimizer)
-        keeper = Keeper(
-            self.records,
-            self.task,
-            state,
-            config,
-            checkpoints=self.options.checkpoints,
-            keeps=self.keeps,
-            n_source=len(self.data.source),
-        )
-        done = keeper.begin(config)
+        n_source, checkpoints = len(self.data.source), self.options.checkpoints
+        keeper = Keeper(self.records, self.task, state, config, checkpoints, self.keeps, n_source)
+        done = keeper.begin()
         if self.team.rank:  # dropout must differ from rank to rank
             torch.manual_seed(seed_for(self.options.seed, f"training/rank {self.team.rank}", done))
         start = {"epochs": self.settings.epochs, "steps": self.task.steps, **self._facts}
@@ -166,11 +159,9 @@ class Loop:
 
     def finish(self, state: Any, config: dict[str, Any]) -> Result:
         """Everything after the last step: rank and write the run."""
-        missing = self.data.classes_without_target() if config.get("mode") == "noisy" else ()
         if engine_used(state):
             config = {**config, "alignments": asdict(state.coverage)}
-        result = replace(self._result(state, config), learned=self._gathered(state), missing=missing)
-        result = self._with_evidence(result, state)
+        result = self._with_evidence(self._result(state, config), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
         return result
@@ -310,7 +301,8 @@ class Loop:
             messages=self.records.messages,
             prepare=self.network.prepare,
             device=self.task.device,
-            learned=self._learned(state),
+            learned=self._gathered(state),
+            missing=self.data.classes_without_target() if self.options.mode == "noisy" else (),
             loss=self.options.loss[1],
             task=self.network.kind,
             classes=self.data.target.classes,

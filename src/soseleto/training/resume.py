@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,41 +44,34 @@ _MAY_DIFFER = (
     *("input_dtype", "unlabelled", "wrong_share", "alignments"),
 )
 _MOST_SHOWN = 100  # characters of two values
+ECHO = 2.0  # seconds within which a second signal is the launcher's copy of the first: it forwards signals to its ranks
 
 
+@dataclass
 class Keeper:
     """Writes checkpoints at intervals and on a signal, and finds the last one of an unfinished run.
 
     Seconds are measured by the monotonic clock, which does not follow changes of the system time.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        task: Task,
-        state: Any,
-        config: Mapping[str, Any],
-        *,
-        checkpoints: Checkpoints,
-        keeps: bool,
-        n_source: int,
-    ) -> None:
-        self._records, self._task, self._state = records, task, state
-        self._reducer, self._n_source = task.sharing.reducer, n_source
-        self._config = comparable(config)
-        self._seconds, self._steps = checkpoints.seconds, checkpoints.steps
-        self._saved_at = time.monotonic()
-        self._received: signal.Signals | None = None
-        self._received_at = self._saved_at
-        # Seconds within which a second signal is the launcher's copy of the first: it forwards signals to its ranks.
-        self._echo = 0.0 if self._reducer.ranks == 1 else 2.0
-        self._keeps = keeps
+    records: Records
+    task: Task
+    state: Any
+    config: Mapping[str, Any]
+    checkpoints: Checkpoints
+    keeps: bool
+    n_source: int
 
-    def begin(self, config: Mapping[str, Any]) -> int:
+    def __post_init__(self) -> None:
+        self._reducer = self.task.sharing.reducer
+        self._saved_at = self._received_at = time.monotonic()
+        self._received: signal.Signals | None = None
+
+    def begin(self) -> int:
         """The number of steps done: 0 for a new run, more for a resumed one."""
-        if not self._keeps:
+        if not self.keeps:
             return 0
-        last = self._reducer.first(lambda: self._find(config))
+        last = self._reducer.first(self._find)
         done = 0 if last is None else self._resume(*last)
         try:
             state = self._gather()
@@ -88,15 +82,15 @@ class Keeper:
 
     def after(self, step: int) -> None:
         """Called after every step: save if it is time, and stop if a signal has come."""
-        if not self._keeps or step == self._task.steps:  # after the last step the run itself is written
+        if not self.keeps or step == self.task.steps:  # after the last step the run itself is written
             self._reducer.largest(0)  # detects a lost rank, even while the device is busy
             return
-        due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
+        due = self.checkpoints.seconds is not None and time.monotonic() - self._saved_at >= self.checkpoints.seconds
         # Agreed by all ranks: 0 for nothing, 1 for a checkpoint, 1 + n for signal n.
         code = self._reducer.largest(int(due) if self._received is None else 1 + self._received)
         if code > 1:
             self._stop(step, signal.Signals(code - 1))
-        if code or (self._steps is not None and step % self._steps == 0):
+        if code or (self.checkpoints.steps is not None and step % self.checkpoints.steps == 0):
             self._save(step)
 
     @contextmanager
@@ -105,7 +99,7 @@ class Keeper:
 
         One that is ignored, as SIGHUP by nohup, stays so.
         """
-        if not self._keeps or threading.current_thread() is not threading.main_thread():
+        if not self.keeps or threading.current_thread() is not threading.main_thread():
             yield
             return
         heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -117,40 +111,40 @@ class Keeper:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        again = self._received is not None and time.monotonic() - self._received_at > self._echo
-        if again and number == signal.SIGINT:
+        apart = time.monotonic() - self._received_at
+        if number == signal.SIGINT and self._received is not None and apart > (self._reducer.ranks > 1) * ECHO:
             raise KeyboardInterrupt
         self._received, self._received_at = signal.Signals(number), time.monotonic()
 
     def _stop(self, step: int, received: signal.Signals) -> None:
         self._save(step)
-        folder = "" if self._records.folder is None else f" with {self._records.folder.path}"
+        folder = "" if self.records.folder is None else f" with {self.records.folder.path}"
         raise Interrupted(
-            f"stopped by {received.name} after step {step} of {self._task.steps}, which is saved: run the same "
+            f"stopped by {received.name} after step {step} of {self.task.steps}, which is saved: run the same "
             f"again{folder} to resume.",
             received,
         )
 
-    def _find(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any], list[str]] | None:
+    def _find(self) -> tuple[int, dict[str, Any], list[str]] | None:
         """Step, state and damage messages of an unfinished run; None without a checkpoint, when it starts over."""
-        folder = self._records.folder
+        folder = self.records.folder
         assert folder is not None
         if folder.is_run():
             checkpoint.tidy(folder.path)
-            require_same(folder.path, comparable(folder.config()), self._config)
+            require_same(folder.path, comparable(folder.config()), comparable(self.config))
             damage: list[str] = []
             last = checkpoint.load_last(folder.path, damage.append)
             if last is not None:
                 step, saved = last
-                require_same(folder.path, comparable(saved["config"]), self._config)
+                require_same(folder.path, comparable(saved["config"]), comparable(self.config))
                 return step, saved, damage
-        folder.write_config(config)
+        folder.write_config(self.config)
         folder.cut_metrics(0)
         return None
 
     def _resume(self, step: int, saved: Mapping[str, Any], damage: list[str]) -> int:
-        if type(step) is not int or not 0 <= step <= self._task.steps:
-            raise DataError(f"there is no step {step!r} in this training of {self._task.steps}: give another folder.")
+        if type(step) is not int or not 0 <= step <= self.task.steps:
+            raise DataError(f"there is no step {step!r} in this training of {self.task.steps}: give another folder.")
         try:
             self._restore(saved)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -159,15 +153,15 @@ class Keeper:
                 f"({first_line(error)}): give the same ones again, or another folder."
             ) from error
         for text in [*damage, f"resumed after step {step}"]:
-            self._records.message(text)
+            self.records.message(text)
         return step
 
     def _save(self, step: int) -> None:
-        check_guard(self._task.guard)  # raises rather than save a state with a NaN in it
+        check_guard(self.task.guard)  # raises rather than save a state with a NaN in it
         state = self._gather()
 
         def write() -> None:
-            folder = self._records.folder
+            folder = self.records.folder
             assert folder is not None
             state["records"]["metrics"] = folder.kept_metrics()
             checkpoint.save(folder.path, step, state)
@@ -176,25 +170,25 @@ class Keeper:
         self._saved_at = time.monotonic()
 
     def _gather(self) -> dict[str, Any]:
-        state, model = self._state, self._task.model
+        state, model = self.state, self.task.model
         reshard(model)
         method = dict(state_of(state))
         if self._reducer.ranks > 1:  # each rank has the entries of its own examples
-            method = _per_example(method, lambda mine: self._reducer.gather(mine, self._n_source))
+            method = _per_example(method, lambda mine: self._reducer.gather(mine, self.n_source))
         kept = {
-            "config": self._config,
+            "config": comparable(self.config),
             "model": dict(model.state_dict()),
             "buffers": _unsaved_buffers(model),
             "optimizer": state.optimizer.state_dict(),
             "schedule": None if state.schedule is None else state.schedule.state_dict(),
             "method": method,
-            "random": _random_state(self._task.device),
-            "records": self._records.state(),
+            "random": _random_state(self.task.device),
+            "records": self.records.state(),
         }
         return gathered(kept) if sharded_modules(model) else kept
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        state, model = self._state, self._task.model
+        state, model = self.state, self.task.model
         if sharded_modules(model):
             saved = in_parts(saved, model, state.optimizer)
         model.load_state_dict(saved["model"])
@@ -208,9 +202,9 @@ class Keeper:
             method = _per_example(method, lambda entries: entries[mine])
         state.load_state(method)
         torch.set_rng_state(saved["random"]["cpu"])
-        if self._task.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["random"]["cuda"], self._task.device)
-        self._records.load_state(saved["records"], self._task.device)
+        if self.task.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["random"]["cuda"], self.task.device)
+        self.records.load_state(saved["records"], self.task.device)
 
 
 def _per_example(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
