@@ -70,7 +70,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     logger.setLevel(logging.INFO)
     streams = sys.stdout, sys.stderr
     if arguments[0] in TRAININGS:
-        sys.stdout, sys.stderr = (_Stream(stream) for stream in streams)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = (_Stream(stream) for stream in streams)
     try:
         return _code(arguments, debug)
     finally:
