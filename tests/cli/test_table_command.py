@@ -11,7 +11,7 @@ import pytest
 
 import soseleto
 from soseleto.data import TablePreparation, check_pair
-from soseleto.prediction.export import _describe
+from soseleto.prediction.export import export_onnx
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import RunFolder
 from typing_in import run as command
@@ -136,17 +136,10 @@ def test_a_range_that_does_not_overlap_is_reported(desk: Path, tmp_path: Path) -
     assert "no value within the source's range ('31.12.2021'; the source has 01.01.1998" in problems["when"].text
 
 
-def test_an_onnx_file_describes_its_table(desk: Path) -> None:
+def test_an_onnx_file_describes_its_table(desk: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Identity", ["a"], ["b"])], "g", [value("a", 1, [1])], [value("b", 1, [1])]
-    )
-    onnx.save(onnx.helper.make_model(graph), str(desk / "tiny.onnx"))
-    loaded = soseleto.load(desk / "run")
-    _describe(desk / "tiny.onnx", loaded.classes, loaded.preparation)
-    props = {entry.key: entry.value for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props}
+    loaded = soseleto.load(desk / "run", device="cpu")
+    file = export_onnx(loaded, tmp_path / "model.onnx")
+    props = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
     assert TablePreparation.from_dict(json.loads(props["soseleto.table"])) == loaded.preparation
     assert json.loads(props["soseleto.classes"]) == list(loaded.classes or ())
-    _describe(desk / "tiny.onnx", loaded.classes, None)  # images have no preparation
-    assert [entry.key for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props] == ["soseleto.classes"]
