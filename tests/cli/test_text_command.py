@@ -116,12 +116,6 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
     assert rows[0]["review"] in page
 
 
-def test_texts_without_labels_are_refused(desk: Path) -> None:
-    said = refusal(*fit_words(desk, "unlabelled", "--method", "strong", "--unlabelled", desk / "source.csv"))
-    assert said.startswith("soseleto: --unlabelled is for images and tables, and hf:")
-    assert said.endswith(" reads texts: leave it out.\n")
-
-
 def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer

@@ -77,7 +77,6 @@ def read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
         options.target,
         options.test,
         mode=options.mode,
-        unlabelled=options.unlabelled,
         reading=options.reading(),
         skip_bad=options.skip_bad,
     )
@@ -95,7 +94,7 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None],
             folds=options.folds,
             baselines=options.baselines,
             keep=options.keep,
-            method=options.method_of(pair),
+            method=options.chosen_method(),
             inputs=Inputs(augment=training.augment, standardize=training.standardize),
             heads=Heads(),
             probes=options.probes_of(pair),
@@ -185,7 +184,6 @@ class Training:
             **({} if described is None else {"pretrained": described}),
             "n_classes": self.classes,
             "columns": None if columns is None else list(columns),
-            **({} if self.options.unlabelled is None else {"unlabelled": str(self.options.unlabelled)}),
         }
 
     @property
@@ -219,9 +217,6 @@ class Training:
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
             f"writing to {options.out}",
         ]
-        if pair.unlabelled is not None:
-            count = counted(len(pair.unlabelled), "unlabelled example")
-            lines.append(f"{count}, labelled by the teacher in every step")
         if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
             lines.append("without a GPU this network is slow: --model quick is a smaller one")
         lines += self._about_texts()

@@ -79,7 +79,6 @@ class ScanLine(CommonLine):
 @dataclass(frozen=True, kw_only=True)
 class FitLine(CommonLine):
     test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None
-    unlabelled: Annotated[Path | None, DATA(help="Further inputs without labels, for --method strong.")] = None
     mode: Annotated[str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")] = "noisy"
     method: Annotated[
         str,

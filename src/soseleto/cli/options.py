@@ -72,8 +72,6 @@ class FitOptions(FitLine):
             raise UsageError(f"unknown method {self.method!r}{hint}: write --method plain or strong.")
         if self.method == "strong" and self.mode == "transfer":
             raise UsageError("--method strong is for wrong labels, in noisy mode: leave it out in transfer mode.")
-        if self.unlabelled is not None and self.method != "strong":
-            raise UsageError("--unlabelled has an effect with --method strong only: leave it out.")
         if self.labels_before is not None and self.mode == "transfer":
             raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
         for name, cls in (("probes", Probes), ("compute", None), ("checkpoints", Checkpoints), ("reading", Reading)):
@@ -92,8 +90,6 @@ class FitOptions(FitLine):
             and reading.path_column is None
             and (reading.text_columns or not is_for_images(self.model or ""))
         ):
-            if self.unlabelled is not None:
-                raise UsageError(f"--unlabelled is for images and tables, and {self.model} reads texts: leave it out.")
             text = open_text(self.model or "")
             if longest is not None and not SHORTEST <= longest <= text.longest:
                 raise UsageError(
@@ -134,15 +130,8 @@ class FitOptions(FitLine):
             raise UsageError(f"[optimizer] has an unknown name {name!r}{did_you_mean(name, known)}.")
         return partial(getattr(torch.optim, name), **table)
 
-    def method_of(self, pair: Pair) -> Method | DefaultMethod:
-        changes = self.config.get("method", {}).keys() - {"name"}
-        if self.method == "plain":
-            return self.table("method", DefaultMethod)
-        table = {key: self.config["method"][key] for key in changes}
-        if pair.unlabelled is not None:
-            batch = min(Strong.unlabelled_batch, len(pair.unlabelled))
-            table = {**table, "unlabelled": pair.unlabelled, "unlabelled_batch": batch}
-        return of_table(Strong, table, "method")
+    def chosen_method(self) -> Method | DefaultMethod:
+        return self.table("method", DefaultMethod if self.method == "plain" else Strong)
 
     def augment(self, pair: Pair) -> Augment | AnyViews | None:
         """As the file says; by default small shifts of images, and mirrored ones where they are natural."""

@@ -1,0 +1,90 @@
+"""``soseleto fit --method strong``: its run folder, and a set without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import soseleto
+from soseleto.data import read_pair
+from soseleto.run_folder.folder import RunFolder
+from typing_in import Type
+
+SHORT = ["--method", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
+
+
+def photos(folder: Path, n: int, seed: int, side: int = 12) -> None:
+    """PNG files whose upper or lower half is bright."""
+    draw = np.random.default_rng(seed)
+    for at in range(n):
+        lower = int(draw.integers(2))
+        image = draw.integers(100, size=(side, side, 3))
+        image[side // 2 * lower : side // 2 * (lower + 1)] += 150
+        below = ("upper", "lower")[lower]
+        (folder / below).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.astype(np.uint8)).save(folder / below / f"{seed}-{at}.png")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
+    photos(tmp_path / "source", 48, 0)
+    photos(tmp_path / "target", 12, 1)
+    return tmp_path
+
+
+def words(desk: Path) -> list[object]:
+    sets = ["--source", desk / "source", "--target", desk / "target"]
+    return ["fit", *sets, "--model", "mlp", "--out", desk / "run", *SHORT]
+
+
+def test_photos_are_learned_from_and_recorded(desk: Path, type_: Type) -> None:
+    code, _, err = type_(*words(desk))
+    assert code == 0, err
+    config = RunFolder.open(desk / "run").config()
+    assert config["settings"]["name"] == "Strong"
+    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.1, 5e-4, 12)
+    assert config["optimizer"] == "sgd, nesterov=True"
+    assert soseleto.load(desk / "run").outputs(np.zeros((2, 3, 12, 12), dtype=np.uint8)).shape == (2, 2)
+    page = (desk / "run" / "report.html").read_text("utf-8")
+    assert "The probability that a source example’s label is right" in page
+    assert "lignment" not in page
+    assert len(RunFolder.open(desk / "run").ranking()["weight"]) == 48
+
+
+def numbers(path: Path, n: int, seed: int, columns: str = "a,y,colour,label") -> Path:
+    """A table with gaps; ``y`` is a feature, since the labels are in ``label``."""
+    draw = np.random.default_rng(seed)
+    a, y = draw.normal(size=(2, n)).round(3)
+    found = {
+        "a": ["" if row % 7 == 0 else str(a[row]) for row in range(n)],
+        "y": [str(value) for value in y],
+        "colour": [("red", "blue", "green")[row % 3] for row in range(n)],
+        "label": ["high" if value > 0 else "low" for value in y],
+        "also": ["1"] * n,
+    }
+    named = columns.split(",")
+    lines = [",".join(found[name][row] for name in named) for row in range(n)]
+    path.write_text("\n".join([columns, *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("columns", ["a,y,colour", "colour,label,y,a"])
+def test_a_table_with_or_without_its_label_column(columns: str, tmp_path: Path) -> None:
+    source, target = numbers(tmp_path / "s.csv", 60, 0), numbers(tmp_path / "t.csv", 20, 1)
+    same = numbers(tmp_path / "same.csv", 60, 0, columns)
+    pair = read_pair(source, target, mode="noisy", unlabelled=same)
+    assert pair.unlabelled is not None
+    assert torch.equal(pair.unlabelled, pair.source.inputs)
+
+
+def test_transfer_mode_is_refused(desk: Path, type_: Type) -> None:
+    code, out, err = type_(*words(desk), "--mode", "transfer")
+    assert (code, out) == (2, "")
+    assert "--method strong is for wrong labels, in noisy mode" in err
+    assert err.count("\n") == 1
+    assert not (desk / "run").exists()
