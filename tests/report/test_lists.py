@@ -18,7 +18,7 @@ from soseleto.report import write_report
 from soseleto.report.export import describe_list, export_ranking
 from soseleto.report.html import render
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import is_suspect, least_suspicious, most_suspicious_first, suspect_rows, with_audit
+from soseleto.run_folder.ranking import is_suspect, most_suspicious_first, suspect_rows, with_audit
 from typing_in import typed
 
 BASIS = "assumes random mistakes"
@@ -129,7 +129,3 @@ def test_the_most_probable_suspects_come_first() -> None:
     assert suspect_rows(WITH_PROBES).tolist() == [3, 4]
     unknown = {**WITH_PROBES, "mislabelled_probability": np.array([0.1, 0.7, 0.2, np.nan, 0.8])}
     assert most_suspicious_first(unknown).tolist() == [4, 3, 1, 2, 0]
-
-
-def test_the_least_suspicious_of_each_class() -> None:
-    assert {name: rows.tolist() for name, rows in least_suspicious(WITH_PROBES).items()} == {"a": [0, 2], "b": [1]}

@@ -21,7 +21,7 @@ import numpy as np
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.run_folder.files import append_line, changing, lines_of, locked, readable, verified
 from soseleto.run_folder.folder import REVIEW, RunFolder
-from soseleto.run_folder.ranking import feature_columns, least_suspicious, suggested_labels, suspect_rows
+from soseleto.run_folder.ranking import feature_columns, suggested_labels, suspect_rows
 from soseleto.run_folder.source import image_from_file, load_thumbnails, write_corrected
 
 ACTIONS = ("keep", "drop", "relabel")
@@ -59,7 +59,6 @@ class Queue:
         return {
             "classes": self.classes,
             "items": [self._item(row) for row in self.rows],
-            "like": {name: rows.tolist() for name, rows in least_suspicious(self.ranking).items()},
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
             "basis": self.basis,

@@ -15,7 +15,6 @@ from soseleto.errors import counted
 
 LOW_WEIGHT = np.float32(0.1)  # of the paper's Figure 1; suspects without probes are examples of lower weight
 SHOWN = 20  # best and worst examples of a report, and its suspects
-PER_CLASS, MOST_CLASSES = 6, 60  # examples that a review shows for comparison
 MOST_SUSPECTS = 4000  # that have a thumbnail
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
@@ -100,26 +99,12 @@ def with_names(ranking: Ranking, source: Mapping[str, Any]) -> Ranking:
     return named
 
 
-def least_suspicious(ranking: Ranking) -> dict[str, np.ndarray]:
-    """The rows of each class that are shown for comparison, at most half of it; empty where labels are numbers."""
-    labels = ranking["label"]
-    if labels.dtype.kind == "f":
-        return {}
-    names, place, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    order = most_suspicious_first(ranking)[::-1]
-    return {
-        str(name): order[place[order] == which][: min(PER_CLASS, -(-counts[which] // 2))]
-        for which, name in enumerate(names)
-    }
-
-
 def shown_rows(ranking: Ranking, also: Sequence[int] = ()) -> np.ndarray:
-    """The best, the worst, the suspects, some of each class and the rows ``also``; in ranking order."""
+    """The best, the worst, the suspects and the rows ``also``; in ranking order."""
     order = most_suspicious_first(ranking)
     count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
-    of_classes = list(least_suspicious(ranking).values())[:MOST_CLASSES]
     shown = [order[: max(count, SHOWN)], np.arange(min(len(order), SHOWN)), np.array(also, dtype=int)]
-    return np.unique(np.concatenate([*shown, *of_classes]))
+    return np.unique(np.concatenate(shown))
 
 
 # The figures of suspects.json

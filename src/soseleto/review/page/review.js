@@ -84,36 +84,6 @@
     if (next) new Image().src = `/picture/${next.row}`;
   };
 
-  const strip = (label) => {
-    const element = document.createElement("div");
-    element.append(cell("h3", `Labelled ${label}`));
-    const list = document.createElement("ul");
-    for (const row of state.like[label] ?? []) {
-      const one = document.createElement("li");
-      const picture = document.createElement("img");
-      picture.alt = "";
-      picture.addEventListener("error", () => one.remove());
-      picture.src = `/picture/${row}`;
-      one.append(picture);
-      list.append(one);
-    }
-    element.append(list);
-    return element;
-  };
-
-  const showLikes = (item) => {
-    const wanted = state.pictures && (state.like[item.label]?.length || state.like[item.suggested]?.length);
-    at("likes").hidden = !wanted;
-    if (!wanted) return;
-    const key = JSON.stringify([item.label, item.suggested]);
-    const pair = at("likes").querySelector(".pair");
-    if (pair.dataset.key === key) return;
-    pair.dataset.key = key;
-    const strips = [strip(item.label)];
-    if (item.suggested !== null) strips.push(strip(item.suggested));
-    pair.replaceChildren(...strips);
-  };
-
   const showLabels = (item) => {
     at("given").textContent = item.label;
     at("suggestion").hidden = item.suggested === null;
@@ -130,7 +100,6 @@
     at("example").hidden = over;
     at("done").hidden = !over;
     if (over) {
-      at("likes").hidden = true;
       at("done").focus();
       return;
     }
@@ -145,7 +114,6 @@
     showLabels(item);
     showPicture(item);
     showFeatures(item);
-    showLikes(item);
   };
 
   const undecidedAfter = (from) => {
