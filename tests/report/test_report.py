@@ -155,7 +155,7 @@ def test_it_begins_with_accuracy_wrong_labels_and_the_next_commands_and_ends_wit
         f"soseleto review {run.path} --export clean.csv",
         "P(mislabelled) width height Weight",
         "Best examples",
-        "Effective sample size",
+        "Terms used in this report",
         "Training curves",
         "config.json",
     ]
@@ -170,7 +170,7 @@ def test_examples_without_an_image_are_marked(tmp_path: Path) -> None:
     columns = run.ranking()
     run.write_ranking(columns | {"id": np.array([f"other {i}" for i in range(59)] + [columns["id"][59]])})
     page = render(run.path)
-    assert '<span class="blank">no image</span>' in page
+    assert "<td>no image</td>" in page
     assert "data:image/jpeg" in page
 
 
@@ -199,7 +199,7 @@ def test_thumbnails_are_stored_at_the_size_they_are_shown(
 
 def test_without_true_labels_no_mislabelled_counts_are_shown(tmp_path: Path) -> None:
     page = render(fabricate(tmp_path / "run", n=60, truth=False, epochs=3).path)
-    assert "Evaluation against the true labels" not in page
+    assert "mislabelled peak" not in page
     assert "Effective sample size" in page
 
 

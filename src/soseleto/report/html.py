@@ -34,11 +34,6 @@ CURVES: tuple[charts.Curve, ...] = (
     charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
     charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
 )
-GROUPS = charts.Curve(
-    "Mean weight of correctly and incorrectly labelled examples",
-    "mean weight",
-    tuple((kind, kind, charts.NAMES[kind]) for kind in ("right", "wrong")),
-)
 
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -64,7 +59,6 @@ def render(run_path: str | os.PathLike[str]) -> str:
             sentences=sentences.sentences(run),
             next_steps=sentences.next_steps(run),
             training=sentences.training(run),
-            figures=sentences.key_figures(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
             curves=[figure for curve in CURVES if (figure := charts.curves(run, curve))],
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),
@@ -108,7 +102,6 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     half = min(SHOWN, -(-len(worst) // 2))
     return {
         "weights": charts.weights(run.ranking["weight"], run.wrong),
-        "truth": None if run.wrong is None else charts.curves(run, GROUPS),
         "strongest": _examples(run, suspects[:SHOWN]),
         "shown": SHOWN,
         "suspects_count": len(suspects),
@@ -117,9 +110,6 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "worst": _examples(run, worst[len(suspects) : half]),  # none twice
         "features": run.features,
     }
-
-
-# Examples: thumbnails where the run has them, table rows otherwise
 
 
 def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:

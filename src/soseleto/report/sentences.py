@@ -1,4 +1,4 @@
-"""What the report says: the files of a run as plain values, number formats, key figures and summary sentences."""
+"""What the report says: the files of a run as plain values, number formats and summary sentences."""
 
 from __future__ import annotations
 
@@ -81,10 +81,8 @@ class RunFiles:
         return list(dict.fromkeys([*self.problems, *(str(record.get("text", "")) for record in self._of("message"))]))
 
     def series(self, key: str) -> np.ndarray:
-        """One metric of every epoch, NaN where it is missing; (E,). ``right`` and ``wrong`` are mean weights."""
-        means = ({name: group["mean"] for name, group in (one.get("groups") or {}).items()} for one in self.epochs)
-        records = ({**means_of, **record} for means_of, record in zip(means, self.epochs, strict=True))
-        values = (record.get(key) for record in records)
+        """One metric of every epoch, NaN where it is missing; (E,)."""
+        values = (record.get(key) for record in self.epochs)
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:
@@ -134,7 +132,9 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A fraction in percent; 0 % and 100 % only where exact."""
+    """A fraction in percent, or a dash for NaN; 0 % and 100 % only where exact."""
+    if math.isnan(value):
+        return "–"
     percent = 100 * value
     if percent in (0, 100):
         return f"{percent:.0f} %"
@@ -165,23 +165,6 @@ def duration(seconds: float) -> str:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-# Key figures
-
-
-def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, figure, remark) of the weights; figures the run does not have are left out."""
-    last, total = run.epochs[-1] if run.epochs else {}, run.start.get("n_source")
-    effective = last.get("effective_source")
-    of_total = f"(Σα)² / Σα², {share(effective / total)} of the source" if _is_number(effective) and total else ""
-    of_weights = "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
-    rows = [
-        ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} target examples"),
-        ("Effective sample size", effective, count, of_total),
-        ("Mean weight", last.get("mean_weight"), number, of_weights),
-    ]
-    return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 
 
 # Sentences
