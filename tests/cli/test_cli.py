@@ -165,7 +165,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     assert said.out.endswith(f"report: {tmp_path / 'demo' / 'report.html'}\n")
     assert "engine" in said.err  # the run's message; no progress line, as this is no terminal
     assert RunFolder.open(tmp_path / "demo").config()["seed"] == 1
-    assert "against the true labels" in (tmp_path / "demo" / "report.html").read_text("utf-8")
+    assert "mislabelled peak near" in (tmp_path / "demo" / "report.html").read_text("utf-8")
 
 
 def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Type, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checksums of a run's files, and sizes that are not those of the model."""
+"""Checksums of a run's files."""
 
 from __future__ import annotations
 

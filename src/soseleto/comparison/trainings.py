@@ -308,7 +308,7 @@ class Comparing:
             part.source,
             part.target,
             self.mode,
-            method=self.method if ours else methods.by_name(part.method),
+            method=self.method if ours else methods.METHODS[part.method](),
             inputs=replace(self.prepared, augment=self._plain_augment) if plain else self.prepared,
             target_batch_size=self._target_batch(part),
             heads=copy.deepcopy(self.heads),

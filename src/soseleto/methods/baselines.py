@@ -1,4 +1,4 @@
-"""What SOSELETO is compared with: training on the source, on the target, on both at once, and on both in turn."""
+"""What SOSELETO is compared with: training on the source, on the target, and on both at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.state import PhasedState, checked_losses, require_noisy, require_share, shared_gradient
+from soseleto.methods.state import checked_losses, require_noisy, require_share, shared_gradient
 from soseleto.task.task import State, Task
 
 
@@ -102,30 +102,3 @@ def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
     task.guard("source", of_source.detach(), source.index)
     task.guard("target", of_target.detach(), target.index)
     return of_source, of_target
-
-
-@dataclass(frozen=True, kw_only=True)
-class FineTuning:
-    """Train on the source, then continue on the target; in transfer mode with the target's own head.
-
-    first  θ, φˢ ← θ, φˢ − λ_p · mean_j ∂ℓ_j/∂(θ, φˢ)
-    then   θ, φᵗ ← θ, φᵗ − λ_p · ∂L_t/∂(θ, φᵗ)
-
-    pretrain: the share of all steps that train on the source.
-    """
-
-    pretrain: float = 0.5
-
-    name = "fine_tuning"
-
-    def __post_init__(self) -> None:
-        require_share("pretrain", self.pretrain)
-
-    def init(self, task: Task) -> PhasedState:
-        return PhasedState.start(task, first_phase=round(self.pretrain * task.steps))
-
-    def step(self, state: PhasedState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        side, batch = ("source", source) if state.in_first_phase else ("target", target)
-        loss = checked_losses(state.task, side, batch).mean()
-        state.take(gradient(loss, trainable(state.task.model)))
-        return {f"{side}_loss": loss.detach()}

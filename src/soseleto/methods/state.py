@@ -1,9 +1,8 @@
-"""What the baselines and the strong recipe share: checks, losses, phases, and inputs in several views."""
+"""What the baselines and the strong recipe share: checks, losses, and inputs in several views."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +12,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs, scores_of
 from soseleto.errors import UsageError
 from soseleto.task.losses import FULL, cross_entropy
-from soseleto.task.task import State, Task
-
-
-@dataclass(kw_only=True)
-class PhasedState(State):
-    """For methods with two phases: the first ``first_phase`` steps, and the steps after them."""
-
-    first_phase: int
-
-    @property
-    def in_first_phase(self) -> bool:
-        return self.steps < self.first_phase
-
-    @property
-    def kind(self) -> bool:
-        """Steps of one kind do the same work, so that one captured CUDA graph serves them all."""
-        return self.in_first_phase
+from soseleto.task.task import Task
 
 
 def require_noisy(task: Task, name: str) -> None:

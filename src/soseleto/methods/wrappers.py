@@ -19,19 +19,6 @@ from soseleto.task.task import Method, Task, state_of
 
 
 @dataclass
-class WrapperState:
-    """The task and the inner method's state; attributes that the wrapper's state lacks are read from ``inner``."""
-
-    task: Task
-    inner: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not set yet, as while copying: looking it up would recurse
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-
-@dataclass
 class Signals:
     """Running means over the visits of n source examples: of the cross-entropy, and of the label's margin.
 
@@ -107,10 +94,17 @@ class Recording:
 
 
 @dataclass
-class RecordingState(WrapperState):
-    """The inner method's state, and the signals."""
+class RecordingState:
+    """The inner method's state, and the signals; other attributes are read from ``inner``."""
 
+    task: Task
+    inner: Any
     signals: Signals
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not set yet, as while copying: looking it up would recurse
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def state(self) -> dict[str, Any]:
         return {"inner": state_of(self.inner), "signals": self.signals.state()}

@@ -7,9 +7,8 @@ again: a run folder may come from an untrusted place, and loading it never runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from soseleto.data.feeding import Prepare, standardization_from
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.text import TextPreparation
-from soseleto.errors import DataError, UsageError, first_line
+from soseleto.errors import DataError, UsageError
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
@@ -27,7 +26,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import choose_device
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable
-from soseleto.run_folder.folder import CONFIG, FIRST, LEARNER, PRETRAINED, RunFolder
+from soseleto.run_folder.folder import FIRST, LEARNER, PRETRAINED, RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -89,7 +88,7 @@ def load_run(
         if config.get("method") == "scan" and config.get("model") == "linear":
             model = None  # a first answer on the inputs themselves, not on the network that is trained
         prepare = _prepare(config, folder, text)
-        whole = _with_heads(_module(model, config, state, folder, prepare), state)
+        whole = _with_heads(_module(model, config, folder, prepare), state)
         _fill(whole, state, folder)
         if folder.has(LEARNER):
             path = folder.existing(LEARNER)
@@ -111,7 +110,6 @@ def load_run(
 def _module(
     model: nn.Module | str | None,
     config: Mapping[str, Any],
-    state: Mapping[str, Tensor],
     folder: RunFolder,
     prepare: Prepare,
 ) -> nn.Module:
@@ -130,35 +128,11 @@ def _module(
         )
     mode, classes, table = config["mode"], config["n_classes"], prepare.standardize
     if isinstance(table, TextPreparation):  # from the architecture that the run keeps
-        pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED)))
-        make: Callable[[], nn.Module] = partial(pretrained.build, mode, classes=classes)
-    elif is_pretrained(name) and "pretrained" in config:
+        return PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).build(mode, classes=classes)
+    if is_pretrained(name) and "pretrained" in config:
         return rebuilt(name, mode, classes=classes, described=config["pretrained"])
-    else:
-        shape = (table.width,) if isinstance(table, TablePreparation) else tuple(config["input_shape"])
-        make = partial(make_model, name, mode, classes=classes, shape=shape, seed=0)
-    if not is_file(name):
-        _require_sizes(make, state, folder)
-    return make()
-
-
-def _require_sizes(make: Callable[[], nn.Module], state: Mapping[str, Tensor], folder: RunFolder) -> None:
-    """Raise, before any memory is allocated, where the sizes in ``config.json`` are not those of the stored model."""
-    try:
-        with torch.device("meta"):
-            empty = make()
-    except (RuntimeError, OverflowError, TypeError, ZeroDivisionError) as error:
-        raise _other_sizes(folder, first_line(error)) from error
-    stored = {key.removeprefix("trunk."): value.shape for key, value in state.items()}
-    for key, value in empty.state_dict().items():
-        if key in stored and stored[key] != value.shape:
-            raise _other_sizes(folder, f"{key} would have shape {tuple(value.shape)} instead of {tuple(stored[key])}")
-
-
-def _other_sizes(folder: RunFolder, why: str) -> DataError:
-    return DataError(
-        f"the sizes in {folder.path / CONFIG} are not those of model.safetensors ({why}): restore both from a copy."
-    )
+    shape = (table.width,) if isinstance(table, TablePreparation) else tuple(config["input_shape"])
+    return make_model(name, mode, classes=classes, shape=shape, seed=0)
 
 
 def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -192,20 +166,13 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder, text: TextPreparation
     return Prepare(None if fields is None else standardization_from(fields), dtype, trained=trained)
 
 
-@dataclass(frozen=True)
-class MissingLoss:
-    """Stands for a loss of the user's own, which a run folder cannot hold; calling it raises."""
+def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
+    name = config.get("target_loss") or config.get("loss") or ""
 
-    name: str
-    run: str
-
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def missing(outputs: Tensor, labels: Tensor) -> Tensor:
         raise UsageError(
-            f"{self.run} was trained with the loss {self.name!r}, which evaluate needs: write soseleto.load(run, "
+            f"{folder.path} was trained with the loss {name!r}, which evaluate needs: write soseleto.load(run, "
             "loss=...) with it."
         )
 
-
-def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
-    name = config.get("target_loss") or config.get("loss") or ""
-    return _LOSSES.get(name) or MissingLoss(name, str(folder.path))
+    return _LOSSES.get(name, missing)
