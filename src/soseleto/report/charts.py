@@ -6,7 +6,6 @@ is shown, so that its text stays readable on a phone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,12 +35,10 @@ class Scale:
 
     @property
     def ticks(self) -> list[tuple[str, str]]:
-        """Positions and texts of five or six round numbers."""
-        values = nice_ticks(self.low, self.high if self.high > self.low else self.low + 1)
-        return [(_n(float(self(value))), tick_text(value)) for value in values if self._has(value)]
-
-    def _has(self, value: float) -> bool:
-        return self.label != "epoch" or float(value).is_integer()
+        """Positions and texts of at most five numbers; epochs and counts are whole."""
+        whole = self.label in ("epoch", "examples")
+        values = np.unique(np.linspace(self.low, self.high, 5).round(0 if whole else 12))
+        return [(_n(float(self(value))), number(float(value))) for value in values]
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,6 @@ class Figure:
     legend: tuple[tuple[str, str, str], ...] = ()
     caption: str = ""
     rule: str = ""
-
-
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers in [low, high], at most ``most`` of them."""
-    raw = (high - low) / (most - 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
-
-
-def tick_text(value: float) -> str:
-    """A tick label as short as possible: ``0.25``, ``12,000``, ``−1``, ``2e-05``."""
-    text = f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
-    return text.replace("-", "−") if "e" not in text else text
 
 
 def _bars(x: Scale, y: Scale, edges: Array, counts: Array) -> str:
@@ -122,20 +104,12 @@ def weights(weight: Array, wrong: Array | None) -> Figure:
     )
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Metrics per epoch as lines; ``lines`` is (key, kind, text)."""
-
-    title: str
-    y_label: str
-    lines: tuple[tuple[str, str, str], ...]
-    caption: str = ""
-
-
-def curves(run: RunFiles, curve: Curve) -> Figure | None:
-    """None where the run has none of the metrics."""
-    series = {key: run.series(key) for key, _, _ in curve.lines}
-    lines = tuple(line for line in curve.lines if np.isfinite(series[line[0]]).any())
+def curves(
+    run: RunFiles, title: str, lines: Iterable[tuple[str, str, str]], y_label: str = "", caption: str = ""
+) -> Figure | None:
+    """Metrics per epoch as lines, each (key, kind, text); None where the run has none of the metrics."""
+    series = {key: run.series(key) for key, _, _ in lines}
+    lines = [line for line in lines if np.isfinite(series[line[0]]).any()]
     if not lines:
         return None
     epochs = run.series("epoch")
@@ -143,16 +117,16 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)
     x = Scale("epoch", float(epochs.min()), float(epochs.max()), LEFT, RIGHT)
-    y = Scale(curve.y_label, low - margin * (low != 0), high + margin * (high != 0), BOTTOM, TOP)
+    y = Scale(y_label or title.lower(), low - margin * (low != 0), high + margin * (high != 0), BOTTOM, TOP)
     changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
     return Figure(
-        curve.title,
+        title,
         x,
         y,
         tuple(("line", kind, _line(x(epochs), y(series[key]))) for key, kind, _ in lines),
-        f"{curve.title} over {len(epochs)} epochs: {changes}.",
+        f"{title} over {len(epochs)} epochs: {changes}.",
         _legend("line", ((kind, text) for _, kind, text in lines)),
-        curve.caption,
+        caption,
     )
 
 

@@ -24,17 +24,6 @@ from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, most_suspicious_first
 PAGE = Path(__file__).parent / "page"
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 
-CURVES: tuple[charts.Curve, ...] = (
-    charts.Curve(
-        "Losses",
-        "loss",
-        (("source_loss", "first", "source"), ("target_loss", "second", "target")),
-        "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves.",
-    ),
-    charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
-    charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
-)
-
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a run to ``out`` (default: into the run folder) and return its path."""
@@ -60,7 +49,7 @@ def render(run_path: str | os.PathLike[str]) -> str:
             next_steps=sentences.next_steps(run),
             training=sentences.training(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
-            curves=[figure for curve in CURVES if (figure := charts.curves(run, curve))],
+            curves=[*filter(None, _curves(run))],
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),
             low_weight=LOW_WEIGHT,
             **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
@@ -94,6 +83,18 @@ def template(name: str, folder: Path = PAGE, filters: tuple[Callable[..., str], 
 
 
 # The sections
+
+
+def _curves(run: RunFiles) -> list[charts.Figure | None]:
+    about = (
+        "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves."
+    )
+    losses = (("source_loss", "first", "source"), ("target_loss", "second", "target"))
+    return [
+        charts.curves(run, "Losses", losses, "loss", about),
+        charts.curves(run, "Mean weight", [("mean_weight", "all", "mean weight")]),
+        charts.curves(run, "Effective sample size", [("effective_source", "all", "effective sample size")]),
+    ]
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
