@@ -224,25 +224,14 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     kept = comparison.get("kept", "soseleto")
     best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
     method, difference = best["title"], best["minus_soseleto"]
+    value, low, high = (difference[name] for name in ("value", "low", "high"))
     if kept == "scan":
-        interval = _interval(-difference["high"], -difference["low"])
-        change = f"{-difference['value']:+.1f} points, {interval}"
+        change = f"{-value:+.1f} points, {_interval(-high, -low)}"
         return f"The first answer is kept: training the network did not clearly add to it ({change})."
-    if kept != "soseleto":
-        return f"Selection did not pay here: the model of {method} is kept, which is {_better(best)}."
-    value, low, high = (-difference[name] for name in ("value", "high", "low"))
-    if value > 0:
-        return f"SOSELETO's model is kept, {value:.1f} points better than {method} ({_interval(low, high)})."
-    if high < 0:  # with --keep soseleto
-        return f"SOSELETO's model is kept, although {method} is {_better(best)}."
-    interval = _interval(difference["low"], difference["high"])
-    return f"SOSELETO's model is kept: no other network is significantly better ({method} minus SOSELETO: {interval})."
-
-
-def _better(row: Mapping[str, Any]) -> str:
-    difference = row["minus_soseleto"]
-    interval = _interval(difference["low"], difference["high"])
-    return f"{difference['value']:.1f} points better than SOSELETO's ({interval})"
+    against = f"{value:+.1f} points against SOSELETO's, {_interval(low, high)}"
+    if kept == "soseleto":
+        return f"SOSELETO's model is kept; the best of the others is that of {method} ({against})."
+    return f"Selection did not pay here: the model of {method} is kept ({against})."
 
 
 def _interval(low: float, high: float) -> str:

@@ -46,7 +46,7 @@
       const element = document.createElement("div");
       const shown = document.createElement("dd");
       const value = cell("strong", figure.value === null ? "unknown" : percent(figure.value));
-      const interval = `between ${percent(figure.low)} and ${percent(figure.high)}`;
+      const interval = ` between ${percent(figure.low)} and ${percent(figure.high)}`;
       shown.append(value, cell("span", interval));
       element.append(cell("dt", figure.name), shown);
       return element;
