@@ -198,7 +198,6 @@ def two_views(n: int, seed: int) -> Batch:
 
 
 STRONG = {
-    "mixup": Strong(cutmix=0.0),
     "cutmix": Strong(by_class=True),
     "pair": StrongPair(),
     "unlabelled": Strong(unlabelled=UnlabelledViews(torch.rand(64, 3, 32, 32), lambda x, _: (x, x + 0.1), lambda x: x)),

@@ -214,7 +214,7 @@ def test_wrong_labels_are_found(
 
 
 RESUMED = [
-    Strong(cutmix=0.5), StrongPair(), FixMatch(threshold=0.5), DivideMix(warm_up=0.3),
+    Strong(), StrongPair(), FixMatch(threshold=0.5), DivideMix(warm_up=0.3),
     ProMix(warm_up=0.3, agree_after=0.5, confidence=0.4),
 ]  # fmt: skip
 

@@ -169,16 +169,12 @@ def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
 # A step
 
 
-def slow_sharpened(p: Tensor, temperature: float) -> Tensor:
-    return torch.tensor(normalised([value ** (1 / temperature) for value in p.tolist()]), dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     "method",
     [
         Strong(ramp=0.5, judging=0.7),
         Strong(answers=False, mixup=0.0, ramp=0.0),
-        Strong(labels="ignored", temperature=1.0, balance=False),
+        Strong(labels="ignored", balance=False),
         Strong(labels="believed", teacher=0.0, target_share=0.7),
     ],
     ids=repr,
@@ -198,13 +194,12 @@ def test_a_step_against_a_loop(method: Strong) -> None:
             q = judge.answer(teacher(source.inputs[0]), target.labels, beliefs)
             r = judge.posterior(q, source.labels, beliefs)
         g = 1.0 if not method.ramp else min(1.0, step / max(1.0, method.ramp * STEPS))
-        sharp = partial(slow_sharpened, temperature=method.temperature)
         given = []
         for i, y in enumerate(source.labels.tolist()):
             label = EYE[y]
-            believed = sharp(r[i]) if method.answers else r[i, y] * label
+            believed = r[i] if method.answers else r[i, y] * label
             doubted = (1 - g) * label + g * believed
-            given.append({"believed": label, "ignored": g * sharp(q[i]), "doubted": doubted}[method.labels])
+            given.append({"believed": label, "ignored": g * q[i], "doubted": doubted}[method.labels])
         given += list(EYE[target.labels])
         inputs = torch.cat([source.inputs[1], target.inputs[1]])
         draws = ExampleRandom.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
@@ -239,8 +234,7 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
     ("fields", "said"),
     [
         ({"labels": "trusted"}, "labels must be one of"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"mixup": 0.0, "cutmix": 0.5}, "cutmix has no effect without mixup"),
+        ({"judging": 0.0}, "judging must be above 0"),
         ({"unlabelled": [1, 2]}, r"unlabelled must be a tensor of inputs, got list: say torch.as_tensor\(inputs\)"),
         ({"unlabelled_batch": 0}, "unlabelled_batch must be a whole number of at least 1, got 0"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),

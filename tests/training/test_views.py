@@ -116,7 +116,7 @@ def _with_views(inputs: dict[str, Tensor], labels: Tensor) -> Batch:
             {"inputs": Inputs(augment=TokenViews())},
             "views of texts are made of dicts with input_ids and attention_mask",
         ),
-        ("texts", {"method": Strong(mixup=1.0, cutmix=0.5)}, "mixes inputs"),
+        ("texts", {"method": Strong(mixup=1.0)}, "mixes inputs"),
         ("rows", {}, r"Strong\(\) is for images and texts, .*: use soseleto.scan"),
     ],
 )

@@ -2,8 +2,8 @@
 
     q = teacher(weak view)                                  a running mean of the network judges: see ``Teacher``
     r = P(class | q, label),  w = r_y                       labels are doubted: see ``Judge``
-    s = (1 − g)·label + g·sharpened r                       what source images are trained on; g rises from 0 to 1
-    s = g·sharpened q                                       what images without labels are trained on, if there are any
+    s = (1 − g)·label + g·r                                 what source images are trained on; g rises from 0 to 1
+    s = g·q                                                 what images without labels are trained on, if there are any
     x, y = mixed(strong views of both, s and trusted labels)                                        see ``mixed``
     θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
 
@@ -50,10 +50,8 @@ class Strong:
         all, and between them a mean of both
     balance: the teacher's answers are brought to the class shares of the trusted labels
     judging: temperature of the answers that labels are judged by; below 1 if the teacher is underconfident
-    temperature: of sharpening what is trained on; 1 leaves it as it is
     ramp: the share of all steps over which g rises, since the first teachers know nothing
-    mixup: a of Beta(a, a); 0 mixes nothing
-    cutmix: the share of examples that are mixed by cutmix instead; ``None`` is half of images, and no others
+    mixup: a of Beta(a, a); 0 mixes nothing; half of images are mixed by cutmix instead
     target_share: a, the share of the loss that the target's rows have, which mixup mixes with rows of both sides;
         ``None`` gives every example of both batches the same weight
     unlabelled: further inputs like the source's, without labels; unlabelled_batch: how many of them a step takes
@@ -65,10 +63,8 @@ class Strong:
     by_class: float = 0.5
     balance: bool = True
     judging: float = 0.5
-    temperature: float = 1.0
     ramp: float = 0.05
     mixup: float = 0.5
-    cutmix: float | None = None
     target_share: float | None = None
     unlabelled: Tensor | UnlabelledViews | None = field(default=None, compare=False, repr=False)
     unlabelled_batch: int = 128
@@ -77,14 +73,13 @@ class Strong:
     takes_views = True
 
     def __post_init__(self) -> None:
-        for name in ("teacher", "ramp", "by_class", "cutmix", "target_share"):
+        for name in ("teacher", "ramp", "by_class", "target_share"):
             if getattr(self, name) is not None:
                 require_share(name, getattr(self, name))
         if self.labels not in LABELS:
             raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
-        for name in ("judging", "temperature"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0, got {getattr(self, name)!r}: 0.5 sharpens, 1 does not.")
+        if not self.judging > 0:
+            raise UsageError(f"judging must be above 0, got {self.judging!r}: 0.5 sharpens, 1 does not.")
         if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup!r}.")
         more: Any = self.unlabelled
@@ -93,8 +88,6 @@ class Strong:
             raise UsageError(f"unlabelled must be a tensor of inputs, got {kind}: say torch.as_tensor(inputs).")
         if not isinstance(self.unlabelled_batch, int) or self.unlabelled_batch < 1:
             raise UsageError(f"unlabelled_batch must be a whole number of at least 1, got {self.unlabelled_batch!r}.")
-        if self.cutmix and not self.mixup:
-            raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
 
     def init(self, task: Task) -> StrongState:
         return StrongState.start(task, **self.parts(task))
@@ -165,7 +158,7 @@ class Strong:
             rows = torch.arange(len(classes), device=task.device)
             draws = ExampleRandom.of(state.key, rows, state.taken.expand(len(rows)))
             inputs = torch.cat(parts)
-            cutmix = (IMAGES_CUT if inputs.ndim == 4 else 0.0) if self.cutmix is None else self.cutmix
+            cutmix = IMAGES_CUT if inputs.ndim == 4 else 0.0
             inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=cutmix)
             parts = [inputs]
         losses = -(classes * joint_scores(task, network, parts).log_softmax(1)).sum(1)  # H(y, p)
@@ -190,12 +183,12 @@ class Strong:
         ramp = max(1.0, self.ramp * state.task.steps)
         g = (state.taken / ramp).clamp(max=1.0) if self.ramp else 1.0
         if self.labels == "ignored":
-            return g * sharpened(q, self.temperature), w
+            return g * sharpened(q, 1.0), w
         return labels + g * (self.doubted(r, q, labels) - labels), w
 
     def doubted(self, r: Tensor, q: Tensor, labels: Tensor) -> Tensor:
         """What source examples are trained on in place of their labels, by r, q and one-hot labels (B + U, C)."""
-        return sharpened(r, self.temperature) if self.answers else r * labels
+        return sharpened(r, 1.0) if self.answers else r * labels
 
 
 def _blamed(losses: Tensor, judged: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
 def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one self-contained HTML page."""
     with readable(Path(run_path)):
-        run, style = RunFiles.read(run_path), asset("style.css")
+        run, style = RunFiles(run_path), asset("style.css")
         policy = f"default-src 'none'; style-src '{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
         return template("report.html.j2", filters=FILTERS).render(
             run=run,
@@ -99,16 +99,14 @@ def _curves(run: RunFiles) -> list[charts.Figure | None]:
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     assert run.ranking is not None
-    suspects, worst = suspect_rows(run.ranking), most_suspicious_first(run.ranking)
-    half = min(SHOWN, -(-len(worst) // 2))
+    suspects, by_suspicion = suspect_rows(run.ranking), most_suspicious_first(run.ranking)
+    half = min(SHOWN, -(-len(by_suspicion) // 2))
     return {
         "weights": charts.weights(run.ranking["weight"], run.wrong),
-        "strongest": _examples(run, suspects[:SHOWN]),
         "shown": SHOWN,
         "suspects_count": len(suspects),
-        "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "best": _examples(run, np.arange(half)),
-        "worst": _examples(run, worst[len(suspects) : half]),  # none twice
+        "worst": _examples(run, suspects[:SHOWN] if len(suspects) else by_suspicion[:half]),
         "features": run.features,
     }
 

@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -28,37 +27,16 @@ from soseleto.run_folder.source import load_thumbnails
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class RunFiles:
-    """The contents of one run folder; ``ranking`` is None while the run has not finished."""
+    """The contents of one run folder; an unfinished run is read as far as it got, and ``ranking`` is then None."""
 
-    name: str
-    place: str  # the folder as it is typed in commands
-    config: Record
-    records: tuple[Record, ...]  # of metrics.jsonl
-    ranking: dict[str, np.ndarray] | None
-    pictures: dict[str, bytes]  # thumbnails by id
-    source: Record  # path and columns of the source
-    comparison: Record  # accuracies of other methods on the same data
-    suspects: Record  # threshold and estimates of the suspects
-    problems: tuple[str, ...] = ()  # of the data
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> RunFiles:
-        """Read a run folder; an unfinished run is read as far as it got."""
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         folder = RunFolder.open(path)
-        return cls(
-            name=folder.path.resolve().name,
-            place=shlex.quote(str(folder.path)),
-            config=folder.config(),
-            records=tuple(folder.metrics()),
-            ranking=folder.ranking() if folder.has(RANKING) else None,
-            pictures=load_thumbnails(folder),
-            source=folder.source(),
-            comparison=folder.comparison() or {},
-            suspects=folder.suspects() or {},
-            problems=tuple(folder.problems()),
-        )
+        self.name, self.place = folder.path.resolve().name, shlex.quote(str(folder.path))  # as typed in commands
+        self.config, self.records, self.problems = folder.config(), folder.metrics(), folder.problems()
+        self.ranking = folder.ranking() if folder.has(RANKING) else None
+        self.pictures, self.source = load_thumbnails(folder), folder.source()
+        self.comparison, self.suspects = folder.comparison() or {}, folder.suspects() or {}
 
     def _of(self, event: str) -> list[Record]:
         return [record for record in self.records if record.get("event") == event]
