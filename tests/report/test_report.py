@@ -52,7 +52,7 @@ def page(run: RunFolder) -> str:
 
 
 def test_the_summary_states_the_main_numbers(page: str) -> None:
-    assert "Trained on 500 source and 50 target examples for 30 epochs in 12 s." in text_of(page)
+    assert "Trained on 500 source and 50 target examples for 30 epochs in 0:00:12." in text_of(page)
 
 
 def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(run: RunFolder, page: str) -> None:

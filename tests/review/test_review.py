@@ -228,7 +228,7 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
         press(browser, "d")
         press(browser, "k")
         assert browser.text("#which") == "Suspect 4 of 12"
-        assert browser.text("#counts") == "3 of 12: 1 kept, 1 relabelled, 1 dropped"
+        assert browser.text("#counts") == "3 of 12"
         press(browser, "u")
         assert browser.text("#which") == "Suspect 3 of 12"
         browser.press("ArrowLeft")
@@ -330,6 +330,6 @@ def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> 
     with serving(run) as server:
         open_review(browser, server)
         assert browser.text("#which") == "Suspect 4 of 12"
-        assert browser.text("#counts") == "3 of 12: 1 kept, 0 relabelled, 2 dropped"
+        assert browser.text("#counts") == "3 of 12"
         press(browser, "d")
     assert [one.action for one in read_decisions(run).values()] == ["drop", "keep", "drop", "drop"]

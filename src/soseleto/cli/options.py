@@ -131,7 +131,9 @@ class FitOptions(FitLine):
         return partial(getattr(torch.optim, name), **table)
 
     def chosen_method(self) -> Method | DefaultMethod:
-        return self.table("method", DefaultMethod if self.method == "plain" else Strong)
+        if self.method == "plain":
+            return self.table("method", DefaultMethod)
+        return self.table("method", Strong)
 
     def augment(self, pair: Pair) -> Augment | AnyViews | None:
         """As the file says; by default small shifts of images, and mirrored ones where they are natural."""

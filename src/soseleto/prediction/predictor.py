@@ -76,14 +76,10 @@ class Predictor:
             outputs[~usable] = torch.nan
         return outputs
 
-    def outputs_of(self, examples: ExampleSet) -> Tensor:
-        """The model's outputs for every example of a data set, on the CPU."""
-        return self._outputs_of(self.model, examples)
-
-    def _outputs_of(self, model: nn.Module, examples: ExampleSet) -> Tensor:
-        """Outputs of ``model``, which is ``self.model`` or made of parts of it."""
+    def outputs_of(self, examples: ExampleSet, model: nn.Module | None = None) -> Tensor:
+        """Outputs for every example, on the CPU, of ``self.model`` or of another model that is made of parts of it."""
         pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self._batch)))
-        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
+        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model or self.model, pieces)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
         with evaluation_mode(self.model), torch.no_grad():

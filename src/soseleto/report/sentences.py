@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -133,14 +134,6 @@ def number(value: object) -> str:
     return f"{value:.2e}"
 
 
-def duration(seconds: float) -> str:
-    """``8 s``, ``3 min 20 s`` or ``2 h 5 min``."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
-    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -164,7 +157,7 @@ def training(run: RunFiles) -> str:
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
     took = run.end.get("seconds")
-    return f"Trained{data} for {epochs}{f' in {duration(took)}' if _is_number(took) else ''}."
+    return f"Trained{data} for {epochs}{f' in {timedelta(seconds=round(took))}' if _is_number(took) else ''}."
 
 
 def next_steps(run: RunFiles) -> list[tuple[str, str]]:

@@ -26,7 +26,6 @@ from soseleto.run_folder.source import image_from_file, load_thumbnails, write_c
 
 ACTIONS = ("keep", "drop", "relabel")
 UNDO = "undo"
-UNDECIDED = ("keep", "drop", "relabel")  # what can happen to suspects without a decision
 LARGEST = 1024  # longer side in pixels of an image read from the data
 
 
@@ -206,10 +205,8 @@ def export_source(
 
     suspects: what happens to suspects without a decision; ``"relabel"`` gives them their suggested label
     """
-    if suspects not in UNDECIDED:
-        raise UsageError(
-            f"unknown choice {suspects!r}{did_you_mean(suspects, UNDECIDED)}: write keep, drop or relabel."
-        )
+    if suspects not in ACTIONS:
+        raise UsageError(f"unknown choice {suspects!r}{did_you_mean(suspects, ACTIONS)}: write keep, drop or relabel.")
     run, out = RunFolder.open(run_path), Path(out)
     ranking, decisions = run.ranking(), read_decisions(run)  # an unfinished run has no ranking
     if not decisions and suspects == "keep":

@@ -161,11 +161,8 @@ class Table(dict[str, np.ndarray]):
 
     def __repr__(self) -> str:
         shown = self.head()
-        rows = zip(*([_cell(value) for value in column] for column in shown.values()), strict=True)
-        lines = ["  ".join(f"{cell:>12}" for cell in row) for row in (self, *rows)]
+        rows = zip(*shown.values(), strict=True)
+        cells = ([f"{v:.4g}" if isinstance(v, (float, np.floating)) else str(v) for v in row] for row in rows)
+        lines = ["  ".join(f"{cell:>12}" for cell in row) for row in (self, *cells)]
         count = len(next(iter(self.values()), ()))
         return "\n".join(lines) + (f"\n... {count} rows" if len(lines) <= count else "")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)

@@ -153,7 +153,7 @@ class Result(Predictor):
         model = self.model
         if isinstance(model, TrunkAndHeads):  # the source's own classes
             model = TrunkAndHeads(model.trunk, model.source_head, model.source_head)
-        outputs = self._outputs_of(model, self.source)
+        outputs = self.outputs_of(self.source, model)
         return outputs.argmax(1) if outputs.ndim == 2 and outputs.shape[1] > int(self.source.labels.max()) else None
 
     def report(self, path: str | Path = "report.html", *, force: bool = False) -> Path:

@@ -25,17 +25,9 @@
 
   const showCounts = () => {
     const decisions = state.items.map(decided).filter(Boolean);
-    const of = (action) => whole.format(decisions.filter((one) => one.action === action).length);
     at("progress").max = state.items.length;
     at("progress").value = decisions.length;
-    if (state.audit) {
-      at("counts").textContent = `${whole.format(decisions.length)} of ${whole.format(state.items.length)}: ` +
-        `${of("keep")} right, ${whole.format(decisions.filter((one) => one.action !== "keep").length)} wrong`;
-      return;
-    }
-    at("counts").textContent =
-      `${whole.format(decisions.length)} of ${whole.format(state.items.length)}: ` +
-      `${of("keep")} kept, ${of("relabel")} relabelled, ${of("drop")} dropped`;
+    at("counts").textContent = `${whole.format(decisions.length)} of ${whole.format(state.items.length)}`;
   };
 
   const showAudit = (audit) => {
