@@ -33,34 +33,19 @@ from soseleto.selection import Selection
 class SelectionModule(LightningModule):  # type: ignore[misc]
     """A module that learns a weight for each source example while Lightning trains it, on one device or by ``ddp``.
 
-    Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
-    Schedulers take a step after every epoch, or with ``{"interval": "step"}`` after every batch, and with
-    ``{"frequency": n}`` after every n-th. Of ``ReduceLROnPlateau`` Lightning does not pass on the ``monitor``: step it
-    yourself in ``on_train_epoch_end``.
+    Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's: validation, schedules,
+    clipping, accumulation, precision and checkpoints.
 
     Args:
         n_source: the number of source examples.
         classes: the number of classes, where ``per_example_loss`` is the cross-entropy of class labels: see
             ``Selection``, which gets the number of epochs too.
         method: ``Soseleto(...)`` with settings of its own.
-        clip: the largest norm of a gradient.
-        accumulate: how many batches make one step of the optimizer. The Trainer's own ``gradient_clip_val`` and
-            ``accumulate_grad_batches`` do not reach manual steps.
     """
 
-    def __init__(
-        self,
-        *,
-        n_source: int,
-        classes: int | None = None,
-        method: Soseleto | None = None,
-        clip: float | None = None,
-        accumulate: int = 1,
-    ) -> None:
+    def __init__(self, *, n_source: int, classes: int | None = None, method: Soseleto | None = None) -> None:
         super().__init__()
-        self.automatic_optimization = False
-        self._n_source, self._classes, self._method, self._clip = n_source, classes, method, clip
-        self._accumulate = accumulate
+        self._n_source, self._classes, self._method = n_source, classes, method
         self._selection: Selection | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -80,34 +65,25 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
     def on_fit_start(self) -> None:
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
             raise UsageError("SelectionModule needs the whole model on each device: write strategy='ddp'.")
-        own = type(self).on_train_epoch_end is not SelectionModule.on_train_epoch_end
-        if not own and any(map(_is_plateau, self.trainer.lr_scheduler_configs)):
-            raise UsageError(
-                "Lightning does not pass on what ReduceLROnPlateau monitors: define on_train_epoch_end, and there call "
-                'self.lr_schedulers().step(self.trainer.callback_metrics["..."]).'
-            )
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        (index, source), target = batch["source"], batch["target"]
-        optimizer: Any = self.optimizers()
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        self._batch = batch
+        return torch.ones((), device=self.device)  # ``backward`` evaluates the losses
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The weighted source gradient in ``.grad``; the weights of the batch's examples move."""
+        (index, source), target = self._batch["source"], self._batch["target"]
+        optimizer = self.optimizers().optimizer
         if self._selection is None:
-            self._selection, self._saved = self._made(optimizer.optimizer), None
-        self.selection.follow(optimizer.optimizer)
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        share = 1.0 / self._accumulate
-        numbers = self.selection.backward(source, target, index=index, scale=share, scaler=scaler)
-        steps, waiting = divmod(batch_idx + 1, self._accumulate)
-        if not waiting or self.trainer.is_last_batch:
-            if self._clip is not None:
-                most = self._clip * (1.0 if scaler is None else scaler.get_scale())  # the gradients are still scaled
-                self.clip_gradients(optimizer, gradient_clip_val=most, gradient_clip_algorithm="norm")
-            optimizer.step()
-            optimizer.zero_grad()
-            self._advance("step", steps + bool(waiting))
-        self.log_dict(numbers, prog_bar=True, batch_size=len(index))
+            self._selection, self._saved = self._made(optimizer), None
+        self.selection.follow(optimizer)
+        precision, share = self.trainer.precision_plugin, 1.0 / self.trainer.accumulate_grad_batches
+        with precision.train_step_context():
+            scaler = getattr(precision, "scaler", None)
+            self._numbers = self.selection.backward(source, target, index=index, scale=share, scaler=scaler)
 
-    def on_train_epoch_end(self) -> None:
-        self._advance("epoch", self.current_epoch + 1)
+    def on_after_backward(self) -> None:
+        self.log_dict(self._numbers, prog_bar=True, batch_size=len(self._batch["source"][0]))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._selection is not None:
@@ -136,15 +112,6 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         if self._saved is not None:
             made.load_state_dict(self._saved)
         return made
-
-    def _advance(self, interval: str, number: int) -> None:
-        for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval and number % config.frequency == 0 and not _is_plateau(config):
-                self.lr_scheduler_step(config.scheduler, None)
-
-
-def _is_plateau(config: Any) -> bool:
-    return isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def selection_loaders(
