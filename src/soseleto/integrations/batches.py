@@ -1,17 +1,17 @@
-"""Examples with their places in the source, and batches of them for every rank without repetitions."""
+"""Examples with their places in the source, and target batches without end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from soseleto.errors import UsageError
+from soseleto.data.batches import TargetCycle
 
 
 class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
-    """The items of a data set, each with its place; ~i is item i where it only fills a batch."""
+    """The items of a data set, each with its place."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -20,7 +20,7 @@ class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> tuple[int, Any]:
-        return i, self.dataset[max(i, ~i)]
+        return i, self.dataset[i]
 
 
 class Repeated(torch.utils.data.Dataset[Any]):
@@ -37,43 +37,18 @@ class Repeated(torch.utils.data.Dataset[Any]):
 
 
 class WithIndex:
-    """A collator of ``Numbered`` items, without those that only fill a batch: (index, batch)."""
+    """A collator of ``Numbered`` items: (index, batch)."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self._collate = collate
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
-        own = [(i, item) for i, item in items if i >= 0]
-        batch = self._collate([item for _, item in own or items[:1]])  # a rank without examples evaluates no loss
-        return torch.tensor([i for i, _ in own], dtype=torch.int64), batch
-
-
-class FullBatches(torch.utils.data.Sampler[list[int]]):
-    """A batch sampler's batches, filled up to full size and to a multiple of the ranks.
-
-    Samplers of ranks fill the last batches with examples that the epoch has had. Here these are marked: ~i for i.
-    """
-
-    def __init__(self, batches: Any, ranks: int) -> None:
-        self._batches, self._ranks = batches, ranks
-        self.sampler, self.batch_size = batches.sampler, batches.batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self._batches) // self._ranks) * self._ranks
-
-    def __iter__(self) -> Iterator[list[int]]:
-        filling = list[int]()
-        for batch in self._batches:
-            filling = [~batch[0]]
-            yield batch + filling * (self.batch_size - len(batch))
-        yield from [filling * self.batch_size] * (len(self) - len(self._batches))
-
-
-# Target batches without end, the same ones in every run with the same seed, from any position on.
+        index, batch = zip(*items, strict=True)
+        return torch.tensor(index), self._collate(list(batch))
 
 
 class TargetBatches:
-    """Batches of a small map-style data set in a new random order at every pass; ``drawn`` counts them.
+    """Endless batches of a small data set, the same ones in every run with the same seed; ``drawn`` counts them.
 
     Every rank takes its own part of each batch.
     """
@@ -88,19 +63,13 @@ class TargetBatches:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        if len(dataset) < ranks:
-            raise UsageError(f"the target has {len(dataset)} examples for {ranks} ranks: give at least one to each.")
-        self.dataset, self.collate, self.seed = dataset, collate, seed
+        self.dataset, self.collate = dataset, collate
         self.size = min(size, len(dataset) // ranks)
-        self.rank, self.ranks = rank, ranks
         self.drawn = 0
+        self._cycle = TargetCycle(len(dataset), self.size * ranks, seed)
+        self._mine = slice(rank * self.size, (rank + 1) * self.size)
 
     def __next__(self) -> Any:
-        each = self.size * self.ranks
-        in_pass = len(self.dataset) // each
-        number, place = divmod(self.drawn, in_pass)
-        seeded = torch.Generator().manual_seed(self.seed + number)
-        order = torch.randperm(len(self.dataset), generator=seeded)
-        first = place * each + self.rank * self.size
+        places = self._cycle(self.drawn)[self._mine]
         self.drawn += 1
-        return self.collate([self.dataset[int(i)] for i in order[first : first + self.size]])
+        return self.collate([self.dataset[i] for i in places.tolist()])

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -27,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import FullBatches, Numbered, TargetBatches, WithIndex
+from soseleto.integrations.batches import Numbered, TargetBatches, WithIndex
 from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
@@ -111,18 +110,6 @@ class SelectionMixin(_AnyTrainer):
     def weights(self) -> Tensor:
         """One weight for each example of ``train_dataset``."""
         return self.selection.weights
-
-    def with_weights(self, dataset: Any = None) -> Any:
-        """A ``datasets.Dataset`` with the columns ``weight`` and ``score``; that of the training by default."""
-        dataset = self.train_dataset if dataset is None else dataset
-        if not hasattr(dataset, "add_column"):
-            raise UsageError(
-                f"with_weights takes a datasets.Dataset, got {type(dataset).__name__}: read trainer.weights instead."
-            )
-        if len(dataset) != len(self.weights):
-            raise UsageError(f"the data set has {len(dataset)} examples and there are {len(self.weights)} weights.")
-        dataset = dataset.add_column("weight", self.weights.tolist())
-        return dataset.add_column("score", self.selection.scores.tolist())
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """The weighted source gradient in ``.grad``; the weights of the batch's examples move."""
@@ -208,10 +195,9 @@ class SelectionMixin(_AnyTrainer):
         sampler = sampler_fn and (lambda _: sampler_fn(dataset))
         self.data_collator = _WithIndex(_collator(self, own))
         try:
-            made = make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
+            return make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
         finally:
             self.data_collator = own
-        return _without_repetitions(made)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._target_losses:
@@ -381,14 +367,6 @@ def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable
 def _of_columns(trainer: Any, dataset: Any) -> Any:
     """The data set without the columns that the model does not take, where they can be dropped before reading."""
     return trainer._remove_unused_columns(dataset) if hasattr(dataset, "remove_columns") else dataset
-
-
-def _without_repetitions(loader: Any) -> Any:
-    """The loader, where ranks would repeat examples to fill their last batches."""
-    shard: Any = getattr(loader, "batch_sampler", None)
-    if isinstance(shard, BatchSamplerShard) and shard.num_processes > 1 and shard.batch_size and not shard.drop_last:
-        shard.batch_sampler = FullBatches(shard.batch_sampler, 1 if shard.split_batches else shard.num_processes)
-    return loader
 
 
 def _require_plain(trainer: Any) -> None:
