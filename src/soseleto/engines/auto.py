@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.autograd import Linearize, double_backward, gradient, loop, target_first
+from soseleto.engines.autograd import BaseEngine, Linearize, double_backward, gradient, loop
 from soseleto.engines.forward import forward
 from soseleto.engines.interface import (
     Direction,
@@ -43,7 +43,7 @@ ADVICE = "use engine='loop', or engine='auto', which picks the fastest exact one
 _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 
 
-class ProvedEngine:
+class ProvedEngine(BaseEngine):
     """The engine of one function; with ``proofs=False`` it is trusted, as ``loop`` is."""
 
     def __init__(self, name: str, linearize: Linearize, *, proofs: bool = True) -> None:
@@ -52,19 +52,11 @@ class ProvedEngine:
         self._function = linearize
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
 
-    def __call__(
-        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
-        return losses.detach(), alignment
-
-    def passes(self, step: Step) -> Passes:
-        return target_first(step, self.source_pass)
-
     def source_pass(self, step: SourceStep) -> SourcePass:
         losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
-        c = step.coefficients.to(losses.dtype)
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c))
+        c = step.coefficients
+        found = {} if c is None else gradient(losses, trainable(step.model), c.to(losses.dtype))
+        return SourcePass(losses.detach(), alignment, found)
 
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
@@ -156,7 +148,7 @@ def make_engine(engine: str | Engine) -> Engine:
     return MAKERS[engine]()
 
 
-class AutoEngine:
+class AutoEngine(BaseEngine):
     """Tries the engines from the fastest on, and keeps the first that is exact.
 
     names: the engines to choose from, in this order; with one name it keeps that engine's proofs for each model.
@@ -173,13 +165,6 @@ class AutoEngine:
         self.schedule: Schedule | None = None  # of the engine used last
         self.name = "auto"
         self.messages: list[str] = []
-
-    def __call__(
-        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
-        return self._first_exact(
-            model, per_example_loss, lambda engine: engine(model, per_example_loss, batch, direction)
-        )
 
     def passes(self, step: Step) -> Passes:
         once = replace(step, to_direction=_once(step.to_direction))

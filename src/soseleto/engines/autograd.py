@@ -84,14 +84,27 @@ def differentiable_recurrence(model: nn.Module) -> Iterator[None]:
         torch.backends.cudnn.enabled = before
 
 
-def target_first(step: Step, source_pass: Callable[[SourceStep], SourcePass]) -> Passes:
-    """The passes of a step in two parts: the gradient of the mean target loss, then the source."""
-    target_losses = as_loss_vector(step.losses.target(step.model, step.target))
-    target_gradient = gradient(target_losses.mean(), trainable(step.model))
-    direction = step.to_direction(target_gradient)
-    target_losses, target_gradient = target_losses.detach(), step.to_return(target_gradient)
-    found = source_pass(step.source_step(direction))
-    return Passes(found.losses, target_losses, found.alignment, found.gradient, target_gradient)
+class BaseEngine:
+    """What follows from an engine's ``source_pass``."""
+
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        raise NotImplementedError
+
+    def __call__(
+        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
+    ) -> tuple[Tensor, Tensor]:
+        named_in(direction, model)
+        found = self.source_pass(SourceStep(model, per_example_loss, batch, direction))
+        return found.losses, found.alignment
+
+    def passes(self, step: Step) -> Passes:
+        """In two parts: the gradient of the mean target loss, then the source."""
+        target_losses = as_loss_vector(step.losses.target(step.model, step.target))
+        target_gradient = gradient(target_losses.mean(), trainable(step.model))
+        direction = step.to_direction(target_gradient)
+        target_losses, target_gradient = target_losses.detach(), step.to_return(target_gradient)
+        found = self.source_pass(step.source_step(direction))
+        return Passes(found.losses, target_losses, found.alignment, found.gradient, target_gradient)
 
 
 def gradient(

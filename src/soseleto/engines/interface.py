@@ -77,7 +77,7 @@ class SourceStep:
     loss: PerExampleLoss
     batch: Any
     direction: Direction
-    coefficients: Tensor  # c (B,)
+    coefficients: Tensor | None = None  # c (B,); None: no gradient
 
 
 @dataclass(frozen=True)

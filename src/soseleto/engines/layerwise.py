@@ -29,17 +29,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from soseleto.engines.autograd import gradient, target_first
+from soseleto.engines.autograd import BaseEngine, gradient
 from soseleto.engines.call import OTHER_ENGINES, Call, Packed
 from soseleto.engines.interface import (
-    Direction,
     Passes,
-    PerExampleLoss,
     SourcePass,
     SourceStep,
     Step,
     as_loss_vector,
-    named_in,
     refuse_foreign,
     trainable,
 )
@@ -131,7 +128,7 @@ logger = logging.getLogger("soseleto")
 ADVICE = f"examples act on each other, or a parameter is used where the engine cannot see it; {OTHER_ENGINES}"
 
 
-class LayerwiseEngine:
+class LayerwiseEngine(BaseEngine):
     """The engine; it records the graphs for which it was proved to be exact."""
 
     name = "layerwise"
@@ -142,22 +139,13 @@ class LayerwiseEngine:
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
-    def __call__(
-        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
-        named_in(direction, model)
-        tape, losses, _ = self._forward(model, lambda part: per_example_loss(model, part), batch)
-        sweep = Sweep(tape, None, direction)
-        sweep.run(losses, len(losses))
-        return losses.detach(), sweep.alignment
-
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first.
 
         Whether they can is tried with every proof and check.
         """
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
-            return target_first(step, self.source_pass)
+            return super().passes(step)
         n, restore = len(step.source), Restore(step.model)
         tape, joint, is_checked = self._forward(
             step.model, lambda part: step.losses.joint(step.model, part.source, part.target), step
@@ -166,7 +154,7 @@ class LayerwiseEngine:
             restore()
             self._apart.add(step.model)
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
-            return target_first(step, self.source_pass)
+            return super().passes(step)
         sweep = Sweep(tape, step.coefficients, to_direction=step.to_direction, to_return=step.to_return)
         sweep.run(joint, n)
         return Passes(
