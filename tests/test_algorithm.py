@@ -38,7 +38,7 @@ from soseleto.pieces.piece import Alignment, Step
 from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
-from soseleto.task.task import DeferredGuard, NonFiniteLoss, Task
+from soseleto.task.task import LossGuard, NonFiniteLoss, Task
 
 PAPER: dict[str, Any] = {
     "direction": last_batch(), "alignment": chain(), "source_loss": mean(), "initial_weight": 0.5,
@@ -213,7 +213,7 @@ def test_weights_are_held_when_the_target_loss_has_vanished() -> None:
 
 
 def test_on_a_gpu_a_bad_loss_is_kept_until_it_is_asked_for() -> None:
-    guard = DeferredGuard(torch.device("cpu"))
+    guard = LossGuard(torch.device("cpu"))
     index = torch.tensor([4, 7])
     guard("source", torch.ones(2), index)
     guard.check()

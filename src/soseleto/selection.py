@@ -119,7 +119,6 @@ class Selection:
             target_head=of_target,
             make_optimizer=_no_optimizer,
             device=device,
-            guard=lambda side, losses, index: None,
             classes=classes,
             sharing=self._sharing,
         )

@@ -28,7 +28,7 @@ from soseleto.data.batches import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
 from soseleto.methods.teacher import quantiles
-from soseleto.task.task import DeferredGuard, Method
+from soseleto.task.task import LossGuard, Method
 from soseleto.training.options import Checkpoints, Inputs
 from soseleto.weights import Weights
 from tiny_pictures import Stop, pictures, small_net, stopping, trained, wrong
@@ -255,7 +255,7 @@ class NeverWaiting(TorchDispatchMode):
 )
 def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Weights, "check", lambda self, index: None)  # done on the CPU alone
-    state = method.init(task(net(), guard=DeferredGuard(torch.device("cpu"))))
+    state = method.init(task(net(), guard=LossGuard(torch.device("cpu"))))
     method.step(state, batch(B, 0), batch(T, 1))  # tables are made, the optimizer's state
     with NeverWaiting():
         method.step(state, batch(B, 2), batch(T, 3))

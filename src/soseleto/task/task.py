@@ -22,8 +22,6 @@ from soseleto.weights import Weights
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 MakeSchedule = Callable[[Optimizer, int], LRScheduler]
-# guard(side, losses, index): called on every batch's losses before they can reach the parameters
-Guard = Callable[[str, Tensor, Tensor], None]
 
 
 class NonFiniteLoss(TrainingError):
@@ -35,61 +33,51 @@ class NonFiniteLoss(TrainingError):
         self.index = index
 
 
-class ImmediateGuard:
-    """Raise for a NaN or infinite loss; if one rank finds one, all raise the same error."""
+class Guard:
+    """Gets the losses of every batch before they can reach the parameters; this one ignores them."""
 
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
+    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None: ...
 
-    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
-        finite = losses.isfinite()
-        if self._reducer.largest(int(not bool(finite.all()))):
-            raise NonFiniteLoss(side, _of_all_ranks(self._reducer, side, index[~finite].tolist()))
+    def check(self) -> None:
+        """Raise if a batch since the start had a non-finite loss (this synchronises with the device)."""
 
 
-class DeferredGuard:
-    """``ImmediateGuard`` without synchronisation: records failures on the device, raises in ``check()``."""
+class LossGuard(Guard):
+    """Raises for NaN and infinite losses; if one rank has any, all raise.
 
-    def __init__(self, device: torch.device, reducer: Reducer | None = None) -> None:
-        self._reducer = reducer or Single()
+    deferred: record them on the device, without synchronisation, and raise in ``check()``; else at once.
+    """
+
+    def __init__(self, device: torch.device, reducer: Reducer | None = None, *, deferred: bool = True) -> None:
+        self._reducer, self._deferred = reducer or Single(), deferred
         self._calls = torch.zeros((), dtype=torch.int64, device=device)
         self._first = torch.zeros((), dtype=torch.int64, device=device)  # the call that found the first bad loss
         self._bad = torch.zeros((), dtype=torch.bool, device=device)
-        self._where: dict[str, Tensor] = {}  # side -> the indices of the first bad batch, -1 where the loss is finite
+        # by side and size: the indices of the first bad batch, -1 where the loss is finite
+        self._where: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
         finite = losses.isfinite()
         places = torch.where(finite, -1, index)
-        known = self._where.setdefault(side, torch.full_like(places, -1))
-        if len(known) == len(places):
-            known.copy_(torch.where(self._bad, known, places))
+        known = self._where.setdefault((side, len(places)), torch.full_like(places, -1))
+        known.copy_(torch.where(self._bad, known, places))
         self._calls.add_(1)
         self._first.copy_(torch.where(self._bad, self._first, self._calls))
         self._bad.logical_or_(~finite.all())
+        if not self._deferred:
+            self.check()
 
     def check(self) -> None:
-        """Raise if any batch since the start had a non-finite loss (this synchronises with the device)."""
         if not self._reducer.largest(int(self._bad)):
             return
         firsts = self._reducer.every(int(self._first) if bool(self._bad) else None)
         earliest = min(first for first in firsts if first is not None)  # later failures are its consequences
         mine = firsts[self._reducer.rank] == earliest
         for side in ("source", "target"):
-            places = self._where[side].tolist() if mine and side in self._where else []
-            if bad := _of_all_ranks(self._reducer, side, [place for place in places if place >= 0]):
+            batches = [places.tolist() for (of, _), places in self._where.items() if of == side and mine]
+            if bad := _of_all_ranks(self._reducer, side, [place for batch in batches for place in batch if place >= 0]):
                 raise NonFiniteLoss(side, bad)
         raise NonFiniteLoss("source", [])
-
-
-def make_guard(device: torch.device, reducer: Reducer) -> Guard:
-    """The guard that stops a training, for this device and these ranks."""
-    return DeferredGuard(device, reducer) if device.type == "cuda" else ImmediateGuard(reducer)
-
-
-def check_guard(guard: Guard) -> None:
-    """Raise any deferred non-finite error."""
-    if isinstance(guard, DeferredGuard):
-        guard.check()
 
 
 def _of_all_ranks(reducer: Reducer, side: str, places: list[int]) -> list[int]:
@@ -119,7 +107,7 @@ class Task:
     make_optimizer: MakeOptimizer
     make_schedule: MakeSchedule | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    guard: Guard = field(default_factory=lambda: ImmediateGuard(Single()))
+    guard: Guard = field(default_factory=Guard)
     classes: int | None = None  # of the source; None if its labels are not class indices
     sharing: Sharing = field(default_factory=Sharing)
     target_shares: Tensor | None = None

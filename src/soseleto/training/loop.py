@@ -36,7 +36,7 @@ from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
-from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard, make_guard
+from soseleto.task.task import LossGuard, Method, NonFiniteLoss, Task, after_step
 from soseleto.training.data import BatchSizes, Data, class_count, class_shares, is_out_of_memory
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
@@ -102,7 +102,7 @@ class Loop:
             device=self.device,
             classes=classes,
             target_shares=shares,
-            guard=make_guard(self.device, self.team),
+            guard=LossGuard(self.device, self.team, deferred=self.device.type == "cuda"),
             sharing=self.sharing,
             beliefs=self.beliefs,
         )
@@ -223,9 +223,9 @@ class Loop:
             self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
             if count < len(batches):
                 keeper.after(before + count)
-        if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
+        if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: the guard waits for it
             source.batches(size, seed=seed, epoch=epoch + 1)
-        check_guard(self.task.guard)
+        self.task.guard.check()
         if engine_used(state):
             self.records.message(state.coverage.sentence())
         self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))

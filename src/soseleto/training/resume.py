@@ -25,7 +25,7 @@ from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import RunFolder
-from soseleto.task.task import Task, check_guard, state_of
+from soseleto.task.task import Task, state_of
 from soseleto.training.history import Records
 from soseleto.training.options import Checkpoints
 
@@ -157,7 +157,7 @@ class Keeper:
         return step
 
     def _save(self, step: int) -> None:
-        check_guard(self.task.guard)  # raises rather than save a state with a NaN in it
+        self.task.guard.check()  # raises rather than save a state with a NaN in it
         state = self._gather()
 
         def write() -> None:
