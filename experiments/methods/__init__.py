@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from experiments.methods.fine_tuning import FineTuning
 from experiments.methods.luo import Luo
 from experiments.methods.matching import MatchingNetworks
 from experiments.methods.meta_weight_net import MetaWeightNet
@@ -15,7 +14,6 @@ from soseleto.task.task import Method
 # Each entry makes the method with its default settings; those of CIFAR-10 with deep networks are in settings.py.
 METHODS: Mapping[str, Callable[[], Method]] = {
     **methods.METHODS,
-    "fine_tuning": FineTuning,
     "sukhbaatar": Sukhbaatar,
     "xiao": Xiao,
     "reweight": Reweight,

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.methods.fine_tuning import PhasedState
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.methods.fine_tuning import PhasedState
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task

@@ -58,13 +58,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from experiments.methods.divide_mix import mean_over, mixed_alike
-from experiments.methods.fine_tuning import PhasedState
 from experiments.methods.two_networks import Networks, anew, two_views
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.methods.fine_tuning import PhasedState
 from soseleto.methods.state import require_classes, view_scores
 from soseleto.methods.teacher import SMALLEST, no_steps, one_hot, sharpened
 from soseleto.models.trunk_and_heads import evaluation_mode

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiments.methods import METHODS, Luo, MetaWeightNet, Reweight, Sukhbaatar, Xiao
-from experiments.methods.fine_tuning import FineTuning
 from experiments.methods.label_noise import from_confusions
 from experiments.methods.luo import prototype_entropy
 from experiments.methods.matching import Attention, episode
@@ -25,7 +24,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods import Mixed, Ordinary, Recording, Signals, TargetOnly
+from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
 from soseleto.schedules import linear
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
 

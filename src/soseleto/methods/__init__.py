@@ -7,13 +7,14 @@ from types import MappingProxyType
 
 from soseleto.algorithm import Soseleto
 from soseleto.methods.baselines import Mixed, Ordinary, TargetOnly
+from soseleto.methods.fine_tuning import FineTuning
 from soseleto.methods.strong import Strong
 from soseleto.methods.wrappers import Recording, Signals
 from soseleto.task.task import Method
 
-__all__ = ["METHODS", "Mixed", "Ordinary", "Recording", "Signals", "Strong", "TargetOnly"]
+__all__ = ["METHODS", "FineTuning", "Mixed", "Ordinary", "Recording", "Signals", "Strong", "TargetOnly"]
 
 # Each entry makes the method with its default settings.
 METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
-    {"soseleto": Soseleto, "ordinary": Ordinary, "target_only": TargetOnly, "mixed": Mixed}
+    {"soseleto": Soseleto, "ordinary": Ordinary, "target_only": TargetOnly, "fine_tuning": FineTuning, "mixed": Mixed}
 )
