@@ -105,6 +105,38 @@ def test_a_network_of_the_users_gives_features_and_stays_as_it_is(digits):
     assert found.evaluate(test)["accuracy"] > 85
 
 
+def test_features_are_made_once_and_anew_where_anything_that_makes_them_has_changed(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    seen: list[int] = []
+    network[1].register_forward_hook(lambda *about: seen.append(len(about[2])))
+
+    def features_made() -> int:
+        seen.clear()
+        soseleto.scan(digits[0], digits[1], model=network)
+        return sum(seen)
+
+    of_all, of_check = len(digits[0][0]) + len(digits[1][0]), 2 * 8
+    made = features_made()
+    assert made >= of_all
+    assert features_made() <= made - of_all + of_check
+    with torch.no_grad():
+        network[3].weight += 1  # the last layer makes no features
+    assert features_made() <= made - of_all + of_check
+    with torch.no_grad():
+        network[1].weight[0, 0] += 1e-3
+    assert features_made() == made
+    network[2] = nn.ReLU()
+    assert features_made() == made
+    for path in tmp_path.glob("*.npy"):
+        np.save(path, np.load(path)[:, ::-1])
+    assert features_made() == made + of_check  # not those that the network makes
+    for path in tmp_path.glob("*.npy"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert features_made() == made
+
+
 def test_any_classifier_of_scikit_learn_is_kept_without_a_pickle(digits, tmp_path):
     source, target, test, _ = digits
     found = soseleto.scan(source, target, RandomForestClassifier(30, random_state=0), out=tmp_path / "run")

@@ -8,7 +8,7 @@ can be trained further; any other classifier takes the layer's place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +20,15 @@ from torch import Tensor, nn
 
 from soseleto.comparison.accuracy import SOSELETO, Judged, rows
 from soseleto.data import Examples, ExampleSet, TablePreparation
+from soseleto.data.examples import content_of
 from soseleto.data.groups import kept_together
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
 from soseleto.models.learned import Learned, last_linear, to_bytes
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
+from soseleto.run_folder.cache import CHECKED, kept_features
+from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
@@ -287,7 +290,19 @@ def _features(network: Network, examples: ExampleSet, records: Records) -> Array
     def watch(done: int, of: int) -> None:
         records.step({}, {"epoch": 1, "step": done, "steps": of})
 
-    return features_of_set(network.model, network.prepare, examples, network.prepare.evaluation_batch, watch)
+    def made(rows: ExampleSet, watch: Callable[[int, int], None] = watch) -> Array:
+        return features_of_set(network.model, network.prepare, rows, network.prepare.evaluation_batch, watch)
+
+    layer = last_linear(network.model)
+    head = {id(value) for value in (layer.parameters() if layer is not None else ())}
+    values = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
+    body = {name: value for name, value in values.items() if id(value) not in head}
+    if not body or not isinstance(examples, Examples):  # features that are nearly the inputs, or read as they come
+        return made(examples)
+    key = content_of((body, examples.inputs))
+    key.update(f"{network.model}{as_json(network.prepare.describe())}".encode())
+    few = examples.subset(torch.arange(min(CHECKED, len(examples))))
+    return kept_features(key.hexdigest(), lambda: made(examples), lambda: made(few, lambda done, of: None))
 
 
 def _without_constants(source: Array, target: Array) -> tuple[Array, Array]:

@@ -226,7 +226,7 @@ class Comparing:
     # The first answer
 
     def _begin(self) -> None:
-        """The first answer; after an interruption it is made again, since its folder does not hold the features."""
+        """The first answer; after an interruption it is made again, from features that were kept."""
         if self.features is None:
             return
         lines = self._begin_stage(TITLES[SCAN])

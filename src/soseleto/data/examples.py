@@ -117,14 +117,20 @@ class Examples:
 
     def fingerprint(self) -> str:
         """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
-        digest = hashlib.sha256()
-        for tensor in structure.tensors((self.inputs, self.labels)):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
-            for part in torch.split(tensor, rows):
-                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest = content_of((self.inputs, self.labels))
         digest.update(json.dumps([self.id_of(at) for at in range(len(self))]).encode())
         return digest.hexdigest()
+
+
+def content_of(tensors: Any) -> Any:
+    """sha256 over the shapes and the bytes of tensors in a structure, to which more can be added."""
+    digest = hashlib.sha256()
+    for tensor in structure.tensors(tensors):
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        tensor = torch.atleast_1d(tensor)
+        for part in torch.split(tensor, max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))):
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest
 
 
 def _check_lengths(examples: Examples) -> None:
