@@ -14,7 +14,7 @@ from soseleto.engines import trainable
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.optimizers import sgd
-from soseleto.task.task import Task
+from soseleto.task.task import LossGuard, Task
 
 WIDTH, CLASSES, N = 4, 3, 12
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -47,6 +47,7 @@ def noisy_task(model: nn.Module | None = None, **changes: Any) -> Task:
     fields: dict[str, Any] = {
         "model": model, "losses": NoisyLosses(), "n_source": N, "steps": 10, "shared": frozenset(trainable(model)),
         "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0),
+        "guard": LossGuard(torch.device("cpu"), deferred=False),
     }  # fmt: skip
     return Task(**{**fields, **changes})
 

@@ -92,7 +92,7 @@ def on_gpu(problem: Problem, engine: str) -> Tensor:
 def quick_task(model: nn.Module) -> Task:
     return noisy_task(
         model, n_source=64, steps=40, make_optimizer=partial(sgd, lr=0.01, weight_decay=5e-4), make_schedule=linear,
-        device=CUDA, classes=10,
+        device=CUDA, classes=10, guard=LossGuard(CUDA),
     )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
 )
 def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
     model = resnet18(width=8, norm=norm).to(CUDA).train()
-    state = method.init(following(method, replace(quick_task(model), guard=LossGuard(CUDA))))
+    state = method.init(following(method, quick_task(model)))
     step = CapturedStep(partial(method.step, state), state, lambda text: pytest.fail(text))
     for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due
         step(random_batch(32, m), random_batch(8, 100 + m))
@@ -214,7 +214,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
     start, states = resnet18(width=8).to(CUDA).train(), []
     for captured in (False, True):
         torch.manual_seed(1)  # of a second network, and of the key of its random numbers
-        slow = replace(quick_task(copy.deepcopy(start)), guard=LossGuard(CUDA), make_optimizer=partial(sgd, lr=1e-3))
+        slow = replace(quick_task(copy.deepcopy(start)), make_optimizer=partial(sgd, lr=1e-3))
         state = method.init(slow)  # at larger rates the order of a GPU's sums shows
         before = copy.deepcopy(state.answering)
         step: Any = CapturedStep(partial(method.step, state), state, lambda text: pytest.fail(text))

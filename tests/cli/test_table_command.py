@@ -93,7 +93,7 @@ def test_the_ranking_has_the_columns_names_and_those_that_are_left_out(desk: Pat
     assert full["size"].isna().tolist() == table["size"].isna()[rows_read].tolist()
     assert Queue(RunFolder(desk / "run")).to_json()["features"] == [*names[-5:-1], "weight"]
     page = (desk / "run" / "report.html").read_text()
-    assert f">{listed[-1]['note']}</td>" in page
+    assert f">{listed[0]['note']}</td>" in page
 
 
 def test_the_closing_lines_are_accuracy_wrong_labels_suspects_and_one_command(desk: Path) -> None:

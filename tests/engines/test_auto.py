@@ -164,8 +164,8 @@ def test_any_failure_but_a_lack_of_memory_is_left_to_the_next_engine(
     class Fails:
         name = "layerwise"
 
-        def __call__(self, model: nn.Module, per_example_loss: Any, batch: Any, direction: Any) -> Any:
-            per_example_loss(model, batch)
+        def source_pass(self, step: Any) -> Any:
+            step.loss(step.model, step.batch)
             raise error
 
     monkeypatch.setattr(auto, "make_engine", lambda name: Fails() if name == "layerwise" else make_engine(name))

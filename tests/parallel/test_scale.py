@@ -65,16 +65,25 @@ def test_out_of_memory_names_a_smaller_size(tmp_path: Path) -> None:
     train(None, model=model, epochs=1, out=tmp_path / "run", compute={"micro_batch_size": 2})
 
 
+def squares(n: int) -> tuple[Tensor, Tensor]:
+    """Images of 2×2 bytes."""
+    inputs, labels = points(n, 0)
+    return (255 * inputs.view(n, 1, 2, 2).sigmoid()).to(torch.uint8), labels
+
+
 @pytest.mark.parametrize(
     ("given", "fix"),
     [
-        ({"method": Strong()}, r"write batch_size=4 \(--batch-size 4\) or less"),
+        (
+            {"method": Strong(), "source": squares(58), "target": squares(20)},
+            r"write batch_size=4 \(--batch-size 4\) or less",
+        ),
         ({"method": METHODS["ordinary"](), "probes": 0.5}, "write batch_size=4 "),
         ({"method": METHODS["reweight"](), "target_batch_size": 12}, "write target_batch_size=6 "),
     ],
 )
 def test_out_of_memory_of_whole_batches_asks_for_smaller_ones(given: dict[str, Any], fix: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), Greedy(8, 3)).double()
     with pytest.raises(OutOfMemory, match=fix):
         train(None, model=model, epochs=1, **given)
 

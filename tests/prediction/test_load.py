@@ -135,19 +135,6 @@ def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int
     assert torch.equal(result.predict_proba(x), result.predict_proba(stored.inputs))
 
 
-def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
-    seconds = np.arange(60.0) % 20
-    x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
-    given: Any = {"inputs": soseleto.Inputs(standardize=True), "device": "cpu", "out": tmp_path / "run"}
-    soseleto.fit(nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, **given)
-    loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
-    file = export_onnx(loaded, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"inputs": x})  # float64
-    assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
-    assert len(np.unique(answer[:, 0])) == 20
-
-
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
     loaded = replace(soseleto.load(out_of(trained), device="cpu"), temperature=0.1)
     file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
