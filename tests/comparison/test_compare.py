@@ -269,7 +269,7 @@ def test_planted_probes_make_another_source_of_which_nothing_is_believed_beforeh
         ({"folds": 1}, "folds must be 0, or from 2 to 30 with this target, got 1"),
         ({"folds": 31}, "folds must be 0, or from 2 to 30 with this target, got 31"),
         ({"model": "mlp"}, "model must be a module, or a function that makes one, got str"),
-        ({"target": (torch.randn(20, 2), torch.randn(20))}, "the labels are numbers and have no accuracy"),
+        ({"target": (torch.randn(20, 2), torch.randn(20, 2))}, "labels that are numbers are compared in noisy mode"),
     ],
 )
 def test_mistakes_are_one_sentence(changes: dict[str, Any], message: str) -> None:

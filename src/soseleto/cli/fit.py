@@ -24,6 +24,7 @@ from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted
 from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
+from soseleto.models.trunk_and_heads import InUnits
 from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import about_wrong, verdict
@@ -31,7 +32,7 @@ from soseleto.run_folder.files import checksums_of
 from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
 from soseleto.run_folder.source import digest, remember
-from soseleto.task.losses import cross_entropy
+from soseleto.task.losses import Loss, cross_entropy, in_units
 from soseleto.training.options import Heads, Inputs
 from soseleto.training.progress import LiveLine
 
@@ -105,7 +106,7 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None],
             device=options.device,
             out=options.out,
             progress=progress,
-            chosen={**chosen, "optimizer": options.optimizer(), "loss": cross_entropy},
+            chosen={**chosen, "optimizer": options.optimizer(), "loss": training.loss},
             describe=lambda folder: describe_data(folder, options, pair, sha256),
         )
         for line in [*map(str, pair.problems), *training.plan(comparing), *comparing.lines()]:
@@ -158,9 +159,16 @@ class Training:
     def classes(self) -> int:
         """1 for labels that are numbers."""
         target = self.pair.target
-        if target.labels.is_floating_point():
-            return 1
-        return len(target.classes or ()) or int(target.labels.max()) + 1
+        return 1 if self.reads_numbers else len(target.classes or ()) or int(target.labels.max()) + 1
+
+    @property
+    def reads_numbers(self) -> bool:
+        """As labels."""
+        return self.pair.target.labels.is_floating_point()
+
+    @property
+    def loss(self) -> Loss:
+        return in_units(float(self.pair.target.labels.var(correction=0))) if self.reads_numbers else cross_entropy
 
     def make(self) -> nn.Module:
         return self._made()[0]
@@ -171,8 +179,10 @@ class Training:
         sizes: Any = {"classes": self.classes, "shape": self.shape, "seed": options.seed}
         pretrained = options.pretrained(self.model, self.pair)
         if pretrained is not None:
-            return pretrained_images(self.model, options.mode, options=pretrained, **sizes)
-        return make_model(self.model, options.mode, **sizes), None
+            model, described = pretrained_images(self.model, options.mode, options=pretrained, **sizes)
+        else:
+            model, described = make_model(self.model, options.mode, **sizes), None
+        return InUnits(model, self.pair.target.labels) if self.reads_numbers else model, described
 
     @cached_property
     def notes(self) -> dict[str, Any]:

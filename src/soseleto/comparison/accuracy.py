@@ -1,4 +1,4 @@
-"""Accuracies on held-out examples, their differences, and which model is kept."""
+"""Accuracies on held-out examples, of labels that are numbers explained variances; differences; which model is kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soseleto.run_folder.folder import ACCURACY, EXPLAINED, measure_of
 from soseleto.suspects.cross_fit import design_effect
 
 SOSELETO, SCAN = "soseleto", "scan"
@@ -23,6 +24,7 @@ TITLES = {
     f"{ON_FEATURES}mixed": "all labels, same features",
     f"{ON_FEATURES}target_only": "target only, same features",
 }
+TINY = 1e-12
 EVIDENCE = 1.0  # standard errors by which a baseline must be better to be kept
 
 
@@ -31,15 +33,22 @@ class Judged:
     """What a model trained by ``method`` says about examples that it was not trained on, and their labels."""
 
     method: str
-    outputs: Tensor  # (M, classes)
+    outputs: Tensor  # (M, classes), or of numbers (M,) or (M, 1)
     labels: Tensor
     places: Tensor  # (M,) of the examples in their set
     groups: Tensor | None = None  # (M,) as of Examples: those of one group are not independent
 
     @property
+    def measure(self) -> str:
+        return EXPLAINED if self.labels.is_floating_point() else ACCURACY
+
+    @property
     def right(self) -> Tensor:
-        """(M,) bool."""
-        return self.outputs.argmax(1) == self.labels
+        """(M,) bool; of numbers 1 − (error/standard deviation of the labels)², whose mean is the explained variance."""
+        if not self.labels.is_floating_point():
+            return self.outputs.argmax(1) == self.labels
+        errors = (self.outputs.reshape(self.labels.shape) - self.labels).double().square()
+        return 1.0 - errors / self.labels.double().var(correction=0).clamp_min(TINY)
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,16 @@ class Difference:
 
             p = (n₁ + 1)/(n + 2),  r = (n₂ + 1)/(n + 2),  p − r ± 1.96·√((p + r − (p − r)²)/(n + 2))
 
-        with all counts divided by the design effect of groups.
+        with all counts divided by the design effect of groups. Of numbers that of the mean of all differences.
 
         >>> Difference.of(torch.tensor([True] * 8), torch.tensor([True] * 7 + [False])).value
         12.5
         """
         apart = first.double() - second.double()
         effect = _effect(apart, groups)
+        if first.dtype != torch.bool:
+            value, error = 100 * float(apart.mean()), 100 * _error(apart, effect)
+            return cls(value, value - 1.96 * error, value + 1.96 * error, error)
         n, only_first, only_second = (
             count / effect for count in (len(first), int((apart > 0).sum()), int((apart < 0).sum()))
         )
@@ -75,14 +87,18 @@ class Difference:
 
 
 def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Accuracy in percent of every method with its 95 % interval; of a baseline also its difference from SOSELETO."""
+    """Of every method its measure in percent with its 95 % interval, of a baseline also its lead over SOSELETO."""
     minus_soseleto = differences(judged)
     table = []
     for method, whole in _by_method(judged).items():
-        effect = _effect(whole.right.double(), whole.groups)
-        low, high = wilson(int(whole.right.sum()) / effect, len(whole.right) / effect)
-        row = {"method": method, "title": TITLES[method], "examples": len(whole.right)}
-        row |= {"accuracy": 100 * float(whole.right.double().mean()), "low": 100 * low, "high": 100 * high}
+        values = whole.right.double()
+        effect, mean = _effect(values, whole.groups), float(values.mean())
+        if whole.measure == ACCURACY:
+            low, high = wilson(int(values.sum()) / effect, len(values) / effect)
+        else:
+            low, high = (mean + side * 1.96 * _error(values, effect) for side in (-1, 1))
+        row = {"method": method, "title": TITLES[method], "examples": len(values)}
+        row |= {whole.measure: 100 * mean, "low": 100 * low, "high": 100 * high}
         if difference := minus_soseleto.get(method):
             row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         table.append(row)
@@ -111,6 +127,11 @@ def _by_method(judged: Sequence[Judged]) -> dict[str, Judged]:
         whole = torch.cat(groups)[order] if len(groups) == len(mine) else None
         wholes[method] = Judged(method, outputs, labels, places, whole)
     return wholes
+
+
+def _error(values: Tensor, effect: float) -> float:
+    """The standard error of a mean."""
+    return float(values.std(correction=0)) * math.sqrt(effect / len(values))
 
 
 def _effect(values: Tensor, groups: Tensor | None) -> float:
@@ -161,11 +182,11 @@ def table(comparison: Mapping[str, Any]) -> list[str]:
     where = f"target examples, each held out of its own training ({comparison['folds']} folds)"
     if comparison["judged_on"] == "test":
         where = "test examples"
-    width = max(len(row["title"]) for row in shown)
+    width, measure = max(len(row["title"]) for row in shown), measure_of(comparison)
     return [
-        f"accuracy on {shown[0]['examples']:,} {where}, with its 95 % interval:",
+        f"{measure.replace('_', ' ')} on {shown[0]['examples']:,} {where}, with its 95 % interval:",
         *(
-            f"  {row['title']:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
+            f"  {row['title']:<{width}}  {row[measure]:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
             for row in shown
         ),
     ]

@@ -120,7 +120,7 @@ def folds_of(folds: int | None, pair: Pair) -> int:
 def features_by(make: Callable[[], nn.Module], pair: Pair, mode: str, compute: Compute) -> Features | None:
     """What makes the features of a first answer; None where there is none."""
     labels = pair.target.labels
-    if mode != "noisy" or not compute.in_one_process or labels.is_floating_point() or labels.ndim != 1:
+    if mode != "noisy" or not compute.in_one_process or labels.ndim != 1:
         return None
     if not isinstance(pair.source, Examples) or not enough_trusted(pair.target):
         return None
@@ -139,7 +139,7 @@ def share_of_probes(mode: str, compute: Compute, pair: Pair, features: Features 
 
     None where a first answer judges the labels; pixels judge worse than a network that is trained on them.
     """
-    if mode != "noisy" or features in ("columns", "network"):
+    if mode != "noisy" or features in ("columns", "network") or pair.target.labels.is_floating_point():
         return None
     possible = compute.in_one_process and compute.micro_batch_size is None
     enough = len(pair.source) >= 5 * FEWEST and len(pair.target) * AUTO_SHARE >= FEWEST

@@ -25,6 +25,7 @@ from soseleto.data.groups import kept_together
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
 from soseleto.models.learned import Learned, last_linear, to_bytes
+from soseleto.models.trunk_and_heads import InUnits
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
 from soseleto.run_folder.cache import CHECKED, kept_features
@@ -124,9 +125,9 @@ class FirstAnswer(Result):
     seed: int
 
     @property
-    def beliefs(self) -> Beliefs:
+    def judgement(self) -> Beliefs | Residuals:
         judgement = None if self.evidence is None else self.evidence.judgement
-        assert isinstance(judgement, Beliefs)
+        assert isinstance(judgement, Beliefs | Residuals)
         return judgement
 
     def beliefs_without(self, source: Array, target: Array) -> Beliefs:
@@ -256,9 +257,8 @@ def _answered(
         write_result(folder, answer, network.model.state_dict())
         if isinstance(model, Learned):
             folder.write_learner(to_bytes(found.model))
-        if isinstance(found, Beliefs):
-            judged = rows(compared(found, data.target))
-            folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": judged})
+        judged = rows(compared(found, data.target))
+        folder.write_json(COMPARISON, {"judged_on": "target", "folds": FOLDS, "rows": judged})
 
     records.end({"seconds": round(records.seconds, 3)}, write)
     return answer
@@ -278,11 +278,12 @@ def _weights(found: Beliefs | Residuals) -> Weights:
     return learned
 
 
-def compared(found: Beliefs, target: ExampleSet) -> list[Judged]:
-    """The classifiers beside each other on the target, each example held out of its own training."""
+def compared(found: Beliefs | Residuals, target: ExampleSet) -> list[Judged]:
+    """The classifiers or regressions beside each other on the target, each example held out of its own training."""
     groups = target.groups if isinstance(target, Examples) else None
     places, labels = torch.arange(len(found.trusted_labels)), torch.from_numpy(found.trusted_labels)
-    held_out = {SOSELETO: found.trusted_probabilities, **found.rivals}
+    ours = found.trusted_predicted if isinstance(found, Residuals) else found.trusted_probabilities
+    held_out = {SOSELETO: ours, **found.rivals}
     return [Judged(name, torch.from_numpy(said), labels, places, groups) for name, said in held_out.items()]
 
 
@@ -320,6 +321,8 @@ def with_solution(network: nn.Module, learner: Any, classes: int) -> nn.Module:
     if solution is None or layer.out_features != classes:
         return Learned(network, learner, classes)
     weight, bias = (torch.from_numpy(part).to(layer.weight) for part in solution)
+    if isinstance(network, InUnits):
+        weight, bias = weight / network.label_deviation, (bias - network.label_mean) / network.label_deviation
     with torch.no_grad():
         layer.weight.copy_(weight)
         if layer.bias is not None:

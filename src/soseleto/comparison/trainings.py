@@ -104,10 +104,10 @@ class Comparing:
     def __post_init__(self) -> None:
         if self.keep not in KEEP:
             raise UsageError(f"keep must be {' or '.join(map(repr, KEEP))}, got {self.keep!r}.")
-        if self.pair.target.labels.is_floating_point():
+        if self.is_regression and (self.mode == "transfer" or self.pair.target.labels.ndim != 1):
             raise UsageError(
-                "the labels are numbers and have no accuracy: judge and model them by soseleto.scan (soseleto scan), "
-                "or train a network with soseleto.fit(..., loss=soseleto.squared_error)."
+                "labels that are numbers are compared in noisy mode alone, one for each example: train a network on "
+                "others by soseleto.fit(..., loss=soseleto.squared_error)."
             )
         if self.out is not None:
             self.team.first(lambda: self._check_folder(RunFolder(self.out)))  # type: ignore[arg-type]
@@ -116,6 +116,10 @@ class Comparing:
         folder.require_place()
         if folder.is_run() and folder.comparison() is not None:
             raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
+
+    @property
+    def is_regression(self) -> bool:
+        return self.pair.target.labels.is_floating_point()
 
     @property
     def team(self) -> Reducer:
@@ -185,7 +189,8 @@ class Comparing:
         beside = f" beside {', '.join(names)}" if names else ""
         ways = "--folds 0 and --no-baselines leave" if self.trains_baselines else "--folds 0 leaves"
         more = counted(len(self.parts), "more training")
-        return [*lines, f"accuracy is measured on {where}{beside}: {more} ({ways} them out)"]
+        measure = "explained variance" if self.is_regression else "accuracy"
+        return [*lines, f"{measure} is measured on {where}{beside}: {more} ({ways} them out)"]
 
     def run(self) -> Comparison:
         """All trainings that have not ended, and what they come to."""
@@ -265,6 +270,8 @@ class Comparing:
             return None
         if not part.is_fold:
             return first.evidence
+        if self.is_regression:  # whose settings do not depend on it
+            return None
         kept = apart_from(self.pair.source, part.judged)
         others = np.isin(np.arange(len(self.pair.target)), part.places.numpy(), invert=True)
         return replace(first.evidence.subset(kept), judgement=first.beliefs_without(kept.numpy(), others))
@@ -272,7 +279,7 @@ class Comparing:
     def _started(self, evidence: Evidence | None) -> nn.Module:
         """A new model; a pretrained one begins with the first answer's head."""
         model = self.make()
-        if self.features != "network" or evidence is None or self.first is None:
+        if self.features != "network" or evidence is None or self.first is None or self.is_regression:
             return model
         assert isinstance(evidence.judgement, Beliefs)
         started = with_solution(model, evidence.judgement.model, self.first.config["n_classes"])
@@ -427,7 +434,7 @@ class Comparing:
     @property
     def _of_first(self) -> list[Judged]:
         """The first answer and training on its features, on target examples that their classifiers have not seen."""
-        judged = compared(self.first.beliefs, self.pair.target) if self.first else []
+        judged = compared(self.first.judgement, self.pair.target) if self.first else []
         return [replace(each, method=SCAN if each.method == SOSELETO else ON_FEATURES + each.method) for each in judged]
 
     def _conclude(self, kept: Part) -> float:
@@ -435,13 +442,14 @@ class Comparing:
         on_target = self._judged if self.pair.test is None else self._of_first
         held_out = [one for one in on_target if one.method == kept.method]
         labels = torch.cat([one.labels for one in held_out]) if held_out else torch.zeros(0)
-        temperature = fit_temperature(torch.cat([one.outputs for one in held_out]), labels) if held_out else 1.0
+        calibrates = bool(held_out) and not self.is_regression
+        temperature = fit_temperature(torch.cat([one.outputs for one in held_out]), labels) if calibrates else 1.0
         if self.out is None:
             return temperature
         folder = RunFolder(self.out)
         if kept.name and kept.method != SCAN:
             folder.keep_model(RunFolder(self._place(kept)))  # type: ignore[arg-type]
-        if held_out:
+        if calibrates:
             folder.write_json(CALIBRATION, {"temperature": temperature, "examples": len(labels)}, indent=None)
         self.describe(folder)
         comparison = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.fold_count}

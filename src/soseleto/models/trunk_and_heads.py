@@ -1,4 +1,4 @@
-"""The model of transfer mode: one trunk, a source head and a target head; and evaluation mode, for a ``with`` block."""
+"""Models around a network: trunk and heads of transfer mode, labels in their own unit; and evaluation mode."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ class TrunkAndHeads(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         return self.target_head(self.trunk(*inputs, **named))
+
+
+class InUnits(nn.Module):
+    """A network of one output, which is about 0 ± 1, in the unit of labels that are numbers."""
+
+    def __init__(self, network: nn.Module, labels: Tensor | None = None) -> None:
+        super().__init__()
+        labels = torch.tensor([-1.0, 1.0]) if labels is None else labels.float()
+        self.network = network
+        self.register_buffer("label_mean", labels.mean())
+        self.register_buffer("label_deviation", labels.std(correction=0).clamp_min(1e-12))
+
+    label_mean: Tensor
+    label_deviation: Tensor
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        outputs = self.network(*inputs, **named)
+        return getattr(outputs, "logits", outputs) * self.label_deviation + self.label_mean
 
 
 def feature_width(trunk: nn.Module, forward: Callable[[nn.Module], Any]) -> int:

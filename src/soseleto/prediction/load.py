@@ -22,7 +22,7 @@ from soseleto.models.by_name import is_file, make_model
 from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText
-from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.models.trunk_and_heads import InUnits, TrunkAndHeads
 from soseleto.parallel.reducer import choose_device
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable
@@ -136,7 +136,12 @@ def _module(
 
 
 def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Add the linear heads of transfer mode, with the sizes found in the file; custom heads come with the module."""
+    """Add the linear heads of transfer mode, with the sizes found in the file, or the unit of labels that are numbers.
+
+    Custom heads come with the module.
+    """
+    if "label_deviation" in state and not isinstance(module, InUnits):
+        return InUnits(module)
     heads = [state.get(f"{side}_head.weight") for side in ("source", "target")]
     trained_whole = not any(name.startswith("trunk.") for name in state)
     if isinstance(module, TrunkAndHeads) or trained_whole or any(head is None or head.ndim != 2 for head in heads):

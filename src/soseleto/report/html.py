@@ -18,7 +18,7 @@ from markupsafe import Markup
 from soseleto.report import charts, sentences
 from soseleto.report.sentences import RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
-from soseleto.run_folder.folder import REPORT
+from soseleto.run_folder.folder import REPORT, measure_of
 from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, most_suspicious_first, suspect_rows
 
 PAGE = Path(__file__).parent / "page"
@@ -48,6 +48,7 @@ def render(run_path: str | os.PathLike[str]) -> str:
             sentences=sentences.sentences(run),
             next_steps=sentences.next_steps(run),
             training=sentences.training(run),
+            measure=measure_of(run.comparison) if run.comparison.get("rows") else "",
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
             curves=[*filter(None, _curves(run))],
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from soseleto.errors import counted
-from soseleto.run_folder.folder import RANKING, RunFolder
+from soseleto.run_folder.folder import RANKING, RunFolder, measure_of
 from soseleto.run_folder.ranking import (
     about_suspects,
     about_unknown,
@@ -115,7 +115,7 @@ def share(value: float) -> str:
     if math.isnan(value):
         return "–"
     percent = 100 * value
-    if percent in (0, 100):
+    if percent <= 0 or percent >= 100:  # an explained variance can be below 0
         return f"{percent:.0f} %"
     return f"{min(max(percent, 0.1), 99.9):.1f} %"
 
@@ -181,7 +181,8 @@ def compared_how(run: RunFiles) -> str:
     on = f"target examples ({run.comparison.get('folds')}-fold cross-validation)"
     if run.comparison.get("judged_on") == "test":
         on = "test examples"
-    return f"Held-out accuracy on {count(run.comparison['rows'][0]['examples'])} {on}"
+    measure = measure_of(run.comparison).replace("_", " ")
+    return f"Held-out {measure} on {count(run.comparison['rows'][0]['examples'])} {on}"
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
@@ -193,7 +194,9 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     if not rivals:
         return ""
     kept = comparison.get("kept", "soseleto")
-    best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
+    best = next(
+        (row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row[measure_of(comparison)])
+    )
     method, difference = best["title"], best["minus_soseleto"]
     value, low, high = (difference[name] for name in ("value", "low", "high"))
     if kept == "scan":

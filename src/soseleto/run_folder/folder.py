@@ -51,6 +51,7 @@ KEPT = "kept.safetensors"  # the model of another training, in place of model.sa
 PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
 SOURCE = "source.json"  # where the source was read from, see source.py
 PROBLEMS = "problems.json"  # problems found in the data, and the examples left out because of them
+ACCURACY, EXPLAINED = "accuracy", "explained_variance"  # what a comparison measures, of classes and of numbers
 COMPARISON = "comparison.json"  # accuracies of this run and its baselines on the same data
 CALIBRATION = "calibration.json"  # the temperature of the model's outputs
 SUSPECTS = "suspects.json"  # estimates from the probes; after an audit the audited figures
@@ -340,3 +341,7 @@ def _untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
         first[key] = name
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     return tensors, aliases
+
+
+def measure_of(comparison: Mapping[str, Any]) -> str:
+    return ACCURACY if ACCURACY in comparison["rows"][0] else EXPLAINED

@@ -8,6 +8,7 @@ residual, the more probably a label is right. Trusted examples are judged in the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,16 @@ ALPHAS = 10.0 ** np.arange(-2, 6)  # penalties of the ridge regression, chosen b
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Residuals(Judgement):
-    """weights: (n,) of the labels in the final model; predicted: (n,) by regressions that have not seen the label."""
+    """What regressions say that have not seen the label.
+
+    weights: (n,) of the labels in the final model; predicted: (n,), and of trusted examples trusted_predicted: (m,)
+    rivals: (m,) predictions of trusted examples by training on all labels alike, and on none
+    """
 
     weights: Array
     predicted: Array
+    trusted_predicted: Array
+    rivals: Mapping[str, Array]
     model: Any
 
 
@@ -51,6 +58,7 @@ def cross_fit_values(
     alike, trusted_alike = np.zeros(len(values), dtype=int), np.zeros(len(trusted_values), dtype=int)  # of one class
     folds, of_trusted = folds_of_both(alike, trusted_alike, groups, seed)
     predicted, known = np.zeros(len(values)), np.zeros(len(trusted_values))
+    rivals = {"mixed": np.zeros(len(known)), "target_only": np.zeros(len(known))}
 
     def trained(rows: Array, others: Array, weights: Array) -> Any:
         x = np.concatenate([features[rows], trusted_features[others]])
@@ -66,6 +74,9 @@ def cross_fit_values(
         model = trained(rows, others, weights)
         predicted[folds == fold] = model.predict(features[folds == fold])
         known[held_out] = model.predict(trusted_features[held_out])
+        rivals["target_only"][held_out] = first.predict(trusted_features[held_out])
+        mixed = trained(rows, others, np.ones(len(rows)))
+        rivals["mixed"][held_out] = mixed.predict(trusted_features[held_out])
     residual, of_right = np.abs(predicted - values), np.abs(known - trusted_values)
     weights = _weights(residual, np.median(of_right))
     return Residuals(
@@ -76,6 +87,8 @@ def cross_fit_values(
         trusted_count=len(known) / design_effect(of_right, groups and groups[1]),
         weights=weights,
         predicted=predicted,
+        trusted_predicted=known,
+        rivals=rivals,
         model=trained(np.arange(len(values)), np.arange(len(trusted_values)), weights),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -36,6 +36,16 @@ def squared_error(outputs: Any, labels: Tensor) -> Tensor:
         )
     labels = labels.reshape(outputs.shape)
     return (outputs - labels).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - labels).square()
+
+
+def in_units(variance: float) -> Loss:
+    """``squared_error`` divided by the variance of the labels, so that rates do not depend on their unit."""
+
+    @wraps(squared_error)  # a run's evaluation is in the labels' own unit
+    def scaled(outputs: Any, labels: Tensor) -> Tensor:
+        return squared_error(outputs, labels) / variance
+
+    return scaled
 
 
 @dataclass(frozen=True)

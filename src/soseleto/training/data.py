@@ -40,6 +40,7 @@ from soseleto.suspects import probes
 from soseleto.suspects.cross_fit import cross_fit
 from soseleto.suspects.probes import PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
 from soseleto.suspects.rates import judge
+from soseleto.suspects.residuals import FEWEST
 from soseleto.task.losses import NoisyLosses
 from soseleto.training.options import Balanced, Probes, require_size
 
@@ -357,8 +358,11 @@ def features_of_set(
 
 
 def enough_trusted(target: ExampleSet) -> bool:
-    """Whether every fold leaves two classes to learn."""
+    """Whether every fold leaves two classes to learn, or enough numbers."""
     labels = target.labels.cpu().numpy()
+    if target.labels.is_floating_point():
+        groups = target.groups if isinstance(target, Examples) else None
+        return len(np.unique(labels if groups is None else groups.numpy())) >= FEWEST
     if isinstance(target, Examples) and target.groups is not None:
         labels = np.unique(np.stack([target.groups.numpy(), labels]), axis=1)[1]
     return int((np.bincount(labels) >= 2).sum()) >= 2
