@@ -296,8 +296,8 @@ def audit(
 
     The answers give the precision and recall of the suspects and the share of
     wrong labels, without any assumption about the mistakes. The intervals hold
-    whenever you stop, and the same command continues an audit. Report, rank and
-    suspects.json then have these figures instead of the estimates.
+    whenever you stop, and the same command continues an audit. Report and rank
+    then have these figures instead of the estimates.
     """
     from soseleto.review.server import serve
 

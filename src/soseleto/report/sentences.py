@@ -169,7 +169,7 @@ def next_steps(run: RunFiles) -> list[tuple[str, str]]:
         return rank
     review = f"soseleto review {run.place}"
     steps = [(review, "shows the suspects in the browser, to keep, drop or relabel them.")] * run.has_suspects
-    if run.suspects.get("basis") != "audited":
+    if "audited" not in [run.suspects.get(name, {}).get("basis") for name in ("precision", "wrong_share")]:
         audit = "measures on a random sample how many labels are wrong, and precision and recall of the suspects."
         steps.append((f"soseleto audit {run.place}", audit))
     exported = (f"{review} --export clean.csv", "writes the source with your decisions.")

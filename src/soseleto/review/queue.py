@@ -49,7 +49,7 @@ class Queue:
                 self.rows = [row_of[name] for name in sample]
             self.pictures, self.features = load_thumbnails(run), feature_columns(self.ranking, run.source())
             self.suggested = None if self.is_audit else suggested_labels(self.ranking)
-            self.classes, self.basis = self._classes(), (run.suspects() or {}).get("probability_basis", "")
+            self.classes, self.basis = self._classes(), (run.suspects() or {}).get("basis", "")
         if not self.rows:
             raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
 

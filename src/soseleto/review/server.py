@@ -28,8 +28,7 @@ from soseleto.report.html import asset, digest, template
 from soseleto.review.audit import Audit, prepare
 from soseleto.review.queue import Decision, Decisions, Queue
 from soseleto.run_folder.files import as_json
-from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import with_audit
+from soseleto.run_folder.folder import AUDIT, RunFolder
 
 logger = logging.getLogger("soseleto")
 
@@ -80,9 +79,7 @@ class Review:
             return None
         with self._writing, contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
             progress = self.audit.progress(self.decisions.latest())
-            audit = progress.to_dict()
-            self.run.write_json(AUDIT, audit)
-            self.run.write_json(SUSPECTS, with_audit(self.run.suspects() or {}, audit))
+            self.run.write_json(AUDIT, progress.to_dict())
         return progress.on_page() if self.is_audit else None
 
     def admit(self, token: str) -> bool:

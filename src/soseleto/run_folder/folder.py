@@ -39,6 +39,7 @@ from soseleto.run_folder.files import (
     write_checksums,
     writing,
 )
+from soseleto.run_folder.ranking import is_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ SOURCE = "source.json"  # where the source was read from, see source.py
 PROBLEMS = "problems.json"  # problems found in the data, and the examples left out because of them
 COMPARISON = "comparison.json"  # accuracies of this run and its baselines on the same data
 CALIBRATION = "calibration.json"  # the temperature of the model's outputs
-SUSPECTS = "suspects.json"  # estimates from the probes; after an audit the audited figures
+SUSPECTS = "suspects.json"  # estimates
 AUDIT, REVIEW = "audit.json", "review.jsonl"
 PICTURES, REPORT = "pictures.parquet", "report.html"
 FILES = (
@@ -176,8 +177,10 @@ class RunFolder:
             )
 
     def suspects(self) -> dict[str, Any] | None:
-        """None without probes, or while the run has not finished."""
-        return self.read_json(SUSPECTS)
+        """The figures, audited ones in place of estimates; None where there are none yet."""
+        estimates, audit = self.read_json(SUSPECTS), self.read_json(AUDIT)
+        audited = {name: figure for name, figure in (audit or {}).get("figures", {}).items() if is_known(figure)}
+        return {**(estimates or {}), **audited} or None
 
     def comparison(self) -> dict[str, Any] | None:
         """None without a comparison."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -175,26 +174,20 @@ def total(strata: Sequence[Checked]) -> Evidence:
 def evidence(stratum: Checked) -> Evidence:
     """log of the prior-posterior ratio of a beta-binomial prior with mean near ``expected``, for every W.
 
-    The coverage holds for every prior; a good guess makes the set narrower.
+    By Bayes it is the probability of the answers under the prior, over that given W. The coverage holds for every
+    prior; a good guess makes the set narrower.
     """
+    from scipy.stats import betabinom
+
     size, checked, wrong = stratum.size, len(stratum.answers), sum(stratum.answers)
     a, b = 1 + round(4 * stratum.expected), 1 + round(4 * (1 - stratum.expected))
     n = np.arange(stratum.wrong, size - stratum.right + 1)
-    prior = _beta_binomial(n, size, a, b)
-    return Evidence(stratum.wrong, prior - _beta_binomial(n - wrong, size - checked, a + wrong, b + checked - wrong))
-
-
-def _beta_binomial(n: Array, size: int, a: int, b: int) -> Array:
-    """log P(n of ``size``) for whole a and b."""
-    return _choose(n + a - 1, a - 1) + _choose(size - n + b - 1, b - 1) - _choose(size + a + b - 1, a + b - 1)
+    given = _choose(n, wrong) + _choose(size - n, checked - wrong) - _choose(size, checked)
+    return Evidence(stratum.wrong, betabinom.logpmf(wrong, checked, a, b) - given)
 
 
 def _choose(n: Array | int, k: int) -> Array:
     """log of the binomial coefficient."""
-    table = _log_factorials(1 << int(np.max(n) + 1).bit_length())
-    return np.asarray(table[n] - table[k] - table[np.asarray(n) - k])
+    from scipy.special import gammaln
 
-
-@lru_cache(maxsize=4)
-def _log_factorials(n: int) -> Array:
-    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n)))])
+    return np.asarray(gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(np.asarray(n) - k + 1))

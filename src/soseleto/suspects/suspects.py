@@ -80,12 +80,9 @@ class Suspects:
         """The summary that a run folder stores."""
         return {
             "basis": self.basis,
-            "probability_basis": self.basis,
             "threshold": self.threshold,
             "count": len(self),
-            "n_source": len(self.probability),
             "unknown": self.unknown,
-            "n_known": len(self.evidence.judgement.trusted_labels),
             "precision": self.precision.to_dict(self.basis),
             "recall": self.recall.to_dict(self.basis),
             "wrong_share": self.wrong_share.to_dict(self.basis),
