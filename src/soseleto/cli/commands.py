@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from soseleto.cli.line import DEVICE, SEED, FitLine, ScanLine, takes
-from soseleto.errors import UsageError, counted, did_you_mean
+from soseleto.errors import UsageError, did_you_mean
 
 app = typer.Typer(
     name="soseleto",
@@ -259,20 +259,12 @@ def review(
     decision is written to RUN/review.jsonl at once. The file of --export can be
     given to `soseleto fit --source`.
     """
-    from soseleto.review.queue import read_decisions
+    from soseleto.review.queue import export_source, read_decisions
     from soseleto.review.server import serve
     from soseleto.run_folder.folder import RunFolder
 
     if export is not None:
-        from soseleto.review.queue import export_source
-
-        done = export_source(run, export, suspects=suspects, force=force)
-        copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
-        unchanged = f", {counted(done.undecided, 'suspect')} not decided and left unchanged" * (suspects == "keep")
-        typer.echo(
-            f"wrote {done.path}: {counted(done.rows, 'example')}, {done.dropped:,} dropped, "
-            f"{done.relabelled:,} relabelled{copies}{unchanged}"
-        )
+        typer.echo(export_source(run, export, suspects=suspects, force=force))
         return
     check_output(run, None, force)
     try:

@@ -44,7 +44,7 @@ class Reducer:
         """Σ over ranks, the same bits on all of them."""
         return value
 
-    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
+    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ over ranks of gradients by name; ``found`` is empty on a rank without examples of this side."""
         return found
 
@@ -82,13 +82,9 @@ class Ranks(Reducer):
     def __init__(self, device: torch.device, *, answer: timedelta = ANSWER) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = device
-        self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
         with self._together():
             self._host = dist.new_group(backend="gloo", timeout=answer)
             self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def __repr__(self) -> str:
-        return f"Ranks({self.rank} of {self.ranks})"
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().clone()
@@ -96,8 +92,9 @@ class Ranks(Reducer):
             dist.all_reduce(total, group=None if total.is_cuda else self._host)
         return total
 
-    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
-        names = self._agreed(found, like, side)
+    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        used = self.sum(torch.tensor([name in found for name in like], dtype=torch.int32))
+        names = [name for name, count in zip(like, used.tolist(), strict=True) if count]
         gradients = [found[name] if name in found else torch.zeros_like(like[name]) for name in names]
         summed: list[Tensor] = []
         for bucket in _buckets(gradients):
@@ -107,19 +104,6 @@ class Ranks(Reducer):
             pieces = flat.split([g.numel() for g in bucket])
             summed += [piece.view_as(g) for piece, g in zip(pieces, bucket, strict=True)]
         return dict(zip(names, summed, strict=True))
-
-    def _agreed(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> tuple[str, ...]:
-        """The parameters that this side's loss uses, agreed on once: a rank without examples cannot know them."""
-        model = (side, *like)
-        if model not in self._used:
-            used = {name for names in self.every(list(found)) for name in names}
-            self._used[model] = tuple(sorted(used))
-        if late := sorted(found.keys() - set(self._used[model])):
-            raise UsageError(
-                f"the {side} loss uses the parameter {late[0]!r} in some steps only, which ranks do not support: "
-                "train in one process, or use every parameter in every step."
-            )
-        return self._used[model]
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
         length = -(-n // self.ranks)  # of the longest part, rounded up
