@@ -107,7 +107,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, *, X_target: Any = None, y_target: Any = None, **others: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, X_target: Any = None, y_target: Any = None) -> Self:
         """Train on the source (X, y) and learn a weight for each of its rows.
 
         ``X_target`` and ``y_target`` are trusted rows. Without them the source is its own target: low weights then mark
@@ -115,9 +115,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
         ``SoseletoClassifier().set_fit_request(X_target=True, y_target=True)``.
         """
-        if others:
-            why = ", since the weights of rows are learned" if "sample_weight" in others else ""
-            raise UsageError(f"fit takes no {next(iter(others))}{why}: leave it out.")
         if (X_target is None) != (y_target is None):
             raise UsageError("X_target and y_target belong together: give fit both.")
         if X_target is None and self.probes is not None:
