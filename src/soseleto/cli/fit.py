@@ -217,15 +217,7 @@ class Training:
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
             f"writing to {options.out}",
         ]
-        if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
-            lines.append("without a GPU this network is slow: --model quick is a smaller one")
-        lines += self._about_texts()
-        if options.mode == "noisy" and comparing.main_probes.labels_before is None:
-            lines.append(
-                "if the target is a checked part of the source, its labels from before the check tell more about "
-                "mistakes: --labels-before COLUMN"
-            )
-        return lines
+        return [*lines, *self._about_texts()]
 
     def _about_texts(self) -> list[str]:
         table = self.pair.preparation
