@@ -125,8 +125,11 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         check_classification_targets(y)
         rows_target, labels_target = (rows, y) if trusted is None else self._target(trusted)
         _warn_of_scale(rows, rows_target)
-        if self.mode != "transfer":
-            _refuse_new_classes(y, labels_target)
+        if self.mode != "transfer" and len(new := np.setdiff1d(labels_target, y)):
+            raise UsageError(
+                f"the target has classes that the source lacks ({', '.join(map(str, new[:5]))}): add source rows, or "
+                "write mode='transfer'."
+            )
         self.classes_ = np.unique(labels_target if self.mode == "transfer" else y)
         source_classes = np.unique(y) if self.mode == "transfer" else self.classes_
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -260,15 +263,6 @@ def _is_plain(frame: Any) -> bool:
     """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
     table = frame_table(frame)
     return all(cells.is_number(table[name]) and not table[name].null_count for name in table.column_names)
-
-
-def _refuse_new_classes(source: np.ndarray, target: np.ndarray) -> None:
-    new = np.setdiff1d(target, source)
-    if len(new):
-        names = ", ".join(map(str, new[:5]))
-        raise UsageError(
-            f"the target has classes that the source lacks ({names}): add source rows, or write mode='transfer'."
-        )
 
 
 def _warn_of_scale(rows: Tensor, target: Tensor) -> None:

@@ -175,7 +175,7 @@ def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
     assert len(none) == 0
     assert (none.precision.low, none.precision.high) == (0.0, 1.0)
     assert none.recall == Estimate(0.0, 0.0, 0.0)
-    assert str(none).startswith("no suspects of 1,500 (the highest probability is ")
+    assert str(none).startswith("0 suspects of 1,500 (probability ")
     with pytest.raises(UsageError, match="between 0 and 1"):
         found.at(1.5)
     with pytest.raises(UsageError, match=r"for 95 % say 0\.95"):

@@ -81,7 +81,7 @@ def scan(options: dict[str, Any]) -> None:
     example judge its label; how right labels look is known from the target.
     `rank`, `review`, `audit`, `predict` and `export` work as after `fit`.
     """
-    import soseleto.cli.scan as command
+    import soseleto.cli.fit as command
     from soseleto.cli.options import FitOptions
 
     learner = options.pop("learner")

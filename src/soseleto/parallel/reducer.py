@@ -164,12 +164,17 @@ def existing(device: torch.device) -> Reducer:
     """The ranks of the process group that exists; raises in one of several processes that have not joined one."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(device) if dist.get_world_size() > 1 else Single()
+    require_alone()
+    return Single()
+
+
+def require_alone() -> None:
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UsageError(
-            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun) and would train alone: write `with "
-            "soseleto.ranks() as reducer:` around the training, or unset WORLD_SIZE."
+            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun), and without a reducer each would "
+            "train alone: write `with soseleto.ranks() as reducer:` and in it the training, of fit with "
+            "compute=Compute(reducer=reducer), or unset WORLD_SIZE."
         )
-    return Single()
 
 
 @contextlib.contextmanager

@@ -107,6 +107,11 @@ class Decision:
         if (self.label is not None) != (self.action == "relabel"):
             raise UsageError(f"{self.action!r} with the label {self.label!r}: relabel, and only relabel, has a label.")
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the given label is."""
+        return self.action != "keep"
+
 
 class Decisions:
     """The decisions of one run in order, and the file they are stored in; only one process can write to it."""

@@ -62,12 +62,6 @@ class Suspects:
         return int(self.probability.isnan().sum())
 
     def __str__(self) -> str:
-        if len(self) == 0:
-            highest = float(self.probability[~self.probability.isnan()].max())
-            return (
-                f"no suspects of {len(self.probability):,} (the highest probability is {highest:.2f}), "
-                f"wrong labels in all {self.wrong_share} ({self.basis})"
-            )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
             f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
