@@ -64,18 +64,14 @@ class RunFiles:
         values = (record.get(key) for record in self.epochs)
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
 
-    def column(self, name: str) -> np.ndarray | None:
-        """A column of the ranking, or None."""
-        return None if self.ranking is None else self.ranking.get(name)
-
     @property
     def wrong(self) -> np.ndarray | None:
         """Which labels are wrong, where every true label is known."""
-        truth = self.column("true_label")
-        if truth is None:
+        if self.ranking is None or "true_label" not in self.ranking:
             return None
+        truth = self.ranking["true_label"]
         unknown = np.isnan(truth) if truth.dtype.kind == "f" else truth < 0 if truth.dtype.kind == "i" else truth == ""
-        return None if unknown.any() else self.column("wrong")
+        return None if unknown.any() else self.ranking["wrong"]
 
     @cached_property
     def suggested(self) -> np.ndarray | None:
