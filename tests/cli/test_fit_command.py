@@ -42,7 +42,6 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     code, said, err = type_("fit", *data, "--out", out, *words)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
-    assert "mistakes: --labels-before COLUMN" in said
     assert f"a first answer by the columns comes before the training, in {out / 'first'}" in said
     assert (
         "3 held-out folds of the target beside ordinary training, mixed training, target only: 10 more trainings"

@@ -192,16 +192,12 @@ class Training:
         return (table.width,) if isinstance(table, TablePreparation) else tuple(self.pair.source.inputs.shape[1:])
 
     @property
-    def is_strong(self) -> bool:
-        return self.options.method == "strong"
-
-    @property
     def model(self) -> str:
         """As given; else by the inputs."""
         table = self.pair.preparation
         if self.options.model is not None:
             return self.options.model
-        if self.is_strong and len(self.shape) == 3:
+        if self.options.method == "strong" and len(self.shape) == 3:
             return DEEP
         if not isinstance(table, TablePreparation):
             return default_name(self.shape)
@@ -255,7 +251,7 @@ class Training:
     def compute(self) -> Any:
         """The strong method runs images, whose networks are large, in bfloat16 on a GPU."""
         device = self.reducer.device or choose_device(self.options.device)
-        large = device.type == "cuda" and self.is_strong and isinstance(self.augment, Views)
+        large = device.type == "cuda" and self.options.method == "strong" and isinstance(self.augment, Views)
         return self.options.compute_with(self.reducer if self.reducer.ranks > 1 else None, large=large)
 
     def plan(self, comparing: Comparing) -> list[str]:

@@ -79,10 +79,6 @@ class RunFiles:
         return None if self.ranking is None else suggested_labels(self.ranking)
 
     @property
-    def has_suspects(self) -> bool:
-        return self.ranking is not None and bool(is_suspect(self.ranking).any())
-
-    @property
     def is_strong(self) -> bool:
         """Whether a teacher judged the labels, so that weights are probabilities and there are no alignments."""
         return str(self.config.get("method")).startswith("strong")
@@ -164,7 +160,9 @@ def next_steps(run: RunFiles) -> list[tuple[str, str]]:
     if run.is_transfer:
         return rank
     review = f"soseleto review {run.place}"
-    steps = [(review, "shows the suspects in the browser, to keep, drop or relabel them.")] * run.has_suspects
+    steps = []
+    if is_suspect(run.ranking).any():
+        steps.append((review, "shows the suspects in the browser, to keep, drop or relabel them."))
     if "audited" not in [run.suspects.get(name, {}).get("basis") for name in ("precision", "wrong_share")]:
         audit = "measures on a random sample how many labels are wrong, and precision and recall of the suspects."
         steps.append((f"soseleto audit {run.place}", audit))

@@ -44,12 +44,12 @@ class Audit:
     suspects: frozenset[str]
 
     @classmethod
-    def begin(cls, run: RunFolder, checks: int) -> Audit:
+    def begin(cls, run: RunFolder) -> Audit:
         """Draw the sample. Examples that have a decision already may be part of it and are not asked for again."""
         ranking = run.ranking()
         strata = statistics.draw(ranking.get("mislabelled_probability"), is_suspect(ranking), seed=0)
         drawn = tuple(replace(stratum, order=ranking["id"][stratum.order]) for stratum in strata)
-        return cls(checks, drawn, _suspects(ranking))
+        return cls(CHECKS, drawn, _suspects(ranking))
 
     @classmethod
     def load(cls, run: RunFolder) -> Audit | None:
@@ -127,7 +127,7 @@ def prepare(run: RunFolder, checks: int | None = None) -> Audit:
     run.require_noisy()
     if checks is not None and not 1 <= checks <= LONGEST:
         raise UsageError(f"--checks must be between 1 and {LONGEST}, got {checks}.")
-    audit = Audit.load(run) or Audit.begin(run, checks or CHECKS)
+    audit = Audit.load(run) or Audit.begin(run)
     return replace(audit, checks=checks or audit.checks)
 
 

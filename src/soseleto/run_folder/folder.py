@@ -220,11 +220,8 @@ class RunFolder:
 
     def kept_metrics(self) -> int:
         """Flush ``metrics.jsonl`` to disk and return its size in bytes."""
-        path = self.path / METRICS
-        if not path.exists():
-            return 0
-        sync(path)
-        return path.stat().st_size
+        sync(self.path / METRICS)
+        return (self.path / METRICS).stat().st_size
 
     def cut_metrics(self, size: int) -> bool:
         """Truncate ``metrics.jsonl`` to ``size`` bytes; False where it is shorter."""

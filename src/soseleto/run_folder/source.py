@@ -213,7 +213,10 @@ def save_thumbnails(folder: RunFolder, source: ExampleSet, also: Sequence[int] =
     """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
     import torch
 
-    if not _is_images(source.take(torch.tensor([0]))[0]):
+    inputs = source.take(torch.tensor([0]))[0]
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
+        return
+    if inputs.shape[1] not in (1, 3, 4) or min(inputs.shape[2:]) < 2:
         return
     ranking = folder.ranking()
     names = ranking["id"][shown_rows(ranking, also)].tolist()
@@ -245,15 +248,6 @@ def image_from_file(path: str, largest: int) -> bytes | None:
         return _shrink(open_image(path), largest)
     except Exception:  # Pillow raises many kinds
         return None
-
-
-def _is_images(inputs: Any) -> bool:
-    """Whether inputs (N, C, H, W) can be shown as images."""
-    import torch
-
-    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
-        return False
-    return inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
 
 
 def _shrink(image: Any, largest: int = LARGEST) -> bytes:

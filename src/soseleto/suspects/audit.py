@@ -118,7 +118,8 @@ def _recall(suspects: Sequence[Checked], others: Sequence[Checked]) -> Estimate:
     left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
     hits = found.first + np.arange(len(left))
     ends = []
-    for lost in (missed.largest(left), missed.smallest(left)):
+    for step in (1, -1):
+        lost = missed.furthest(left, step)
         possible = (lost >= 0) & (hits + lost > 0)
         ends.append(hits[possible] / (hits + lost)[possible])
     guess = _guess(suspects) + _guess(others)
@@ -146,17 +147,11 @@ class Evidence:
         inside = inside if len(inside) else np.arange(len(self.against))
         return self.first + int(inside[0]), self.first + int(inside[-1])
 
-    def largest(self, bounds: Array) -> Array:
-        """The largest W with evidence below each bound, −1 where there is none."""
+    def furthest(self, bounds: Array, step: int) -> Array:
+        """The largest W (step 1) or the smallest (-1) with evidence below each bound, −1 where there is none."""
         best = int(self.against.argmin())
-        count = np.searchsorted(np.maximum.accumulate(self.against[best:]), bounds, side="left")
-        return np.where(count > 0, self.first + best + count - 1, -1)
-
-    def smallest(self, bounds: Array) -> Array:
-        """The smallest W with evidence below each bound, −1 where there is none."""
-        best = int(self.against.argmin())
-        count = np.searchsorted(np.maximum.accumulate(self.against[best::-1]), bounds, side="left")
-        return np.where(count > 0, self.first + best - count + 1, -1)
+        count = np.searchsorted(np.maximum.accumulate(self.against[best::step]), bounds, side="left")
+        return np.where(count > 0, self.first + best + step * (count - 1), -1)
 
 
 def total(strata: Sequence[Checked]) -> Evidence:
