@@ -25,7 +25,7 @@ from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted, did_you_mean, need
 from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
-from soseleto.parallel.reducer import Reducer, Single, choose_device, first_reads, ranks
+from soseleto.parallel.reducer import Reducer, Single, choose_device, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import about_wrong, verdict
 from soseleto.run_folder.files import checksums_of
@@ -54,8 +54,9 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)
     if compared and reducer.first(lambda: _has_ended(folder)):
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
-    pair, sha256 = first_reads(reducer, lambda: read(options, reducer))
-
+    here: list[tuple[Pair, str | None]] = []
+    reducer.first(lambda: here.append(read(options, reducer)))  # rank 0 fills the caches that the others read
+    pair, sha256 = here[0] if here else read(options, reducer)
     if not compared:
         _train(options, Training(options, pair, reducer), echo, sha256)
     if reducer.rank != 0:

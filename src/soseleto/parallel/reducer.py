@@ -211,13 +211,6 @@ def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
     return lambda batch: torch.arange(len(batch), device=batch.device) % reducer.ranks == reducer.rank
 
 
-def first_reads(reducer: Reducer, read: Callable[[], T]) -> T:
-    """``read`` on every rank, on rank 0 before the others, so that they find its caches filled."""
-    here: list[T] = []
-    reducer.first(lambda: here.append(read()))
-    return here[0] if here else read()
-
-
 def _device(device: str) -> torch.device:
     """One GPU per rank of this machine, or the CPU."""
     if device == "cpu" or not torch.cuda.is_available():
