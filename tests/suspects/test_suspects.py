@@ -120,7 +120,7 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
     [
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
-        ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
+        ({"target": quadrants(12, 1)}, "of 12 target and 1500 source examples are 4 probes"),
         ({"mode": "transfer"}, "write mode='noisy', or probes=None"),
         ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
           "target": (torch.rand(99, 2), torch.rand(99))}, "probes need class labels"),
