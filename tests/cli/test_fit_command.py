@@ -78,7 +78,7 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
     assert type_("fit", *data, "--out", out, "--folds", 0, "--epochs", 1, "--no-baselines")[0] == 0
     code, _, err = type_("review", out, "--export", tmp_path / "clean.csv", "--suspects", "drop")
     assert code == 1
-    assert "has changed since the training: restore it, or train again" in err
+    assert "has changed since the training or is gone: restore it, or train again" in err
 
 
 @pytest.mark.parametrize(
