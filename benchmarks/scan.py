@@ -88,12 +88,12 @@ def row_of(cell: Cell, draw: Draw) -> dict[str, Any]:
 
 def list_of(judged: Judged, wrong: Array) -> dict[str, Any]:
     """The suspects that are handed out, with what is stated of them and what is true."""
-    count = int(judged.suspects.sum())
+    count, suspects = judged.count, judged.order[: judged.count]
     return {
         "suspects": count,
-        "true_precision": round(float(wrong[judged.suspects].mean()), 4) if count else None,
-        "recall": round(float(wrong[judged.suspects].sum() / wrong.sum()), 4),
-        "precision": interval(judged.precision),
+        "true_precision": round(float(wrong[suspects].mean()), 4) if count else None,
+        "recall": round(float(wrong[suspects].sum() / wrong.sum()), 4),
+        "precision": interval(judged.precision(count)),
         "share": interval(judged.wrong_share),
     }
 

@@ -61,7 +61,7 @@ class Reweight:
         )
         w = normalized(passes.alignment)
         again()  # the second pass draws the same random numbers
-        _, weighted = task.sharing.gradient(task.model, task.losses.source, source, "source", w)
+        _, weighted = task.sharing.gradient(task.model, task.losses.source, source, w)
         passes = replace(passes, source_gradient=weighted)
         task.guard("source", passes.source_losses, source.index)
         task.guard("target", passes.target_losses, target.index)

@@ -176,7 +176,7 @@ class Soseleto:
         """The passes with Qα_b and Rα_b of weights that have moved."""
         task = state.task
         c = self.source_loss.coefficients(alpha, source, task)
-        losses, gradient = task.sharing.gradient(task.model, state.losses.source, source, "source", c)
+        losses, gradient = task.sharing.gradient(task.model, state.losses.source, source, c)
         second = Passes(losses, losses[:0], losses[:0], gradient, {})
         second = self.source_loss.finish(second, state.losses, source, task)
         return replace(passes, source_gradient=second.source_gradient)
@@ -198,10 +198,10 @@ class Soseleto:
                     wanted=None if all_of_target else task.target_head,
                 ),
             )
-        source_losses, source_gradient = sharing.gradient(task.model, state.losses.source, source, "source", c)
+        source_losses, source_gradient = sharing.gradient(task.model, state.losses.source, source, c)
         target_losses, target_gradient = source_losses[:0], dict[str, Tensor]()
         if self._needs_target(task) and (self.weight_step is None or all_of_target):
-            target_losses, target_gradient = sharing.gradient(task.model, state.losses.target, target, "target")
+            target_losses, target_gradient = sharing.gradient(task.model, state.losses.target, target)
         elif self._needs_target(task):  # a forward pass is enough
             target_losses = sharing.losses(task.model, state.losses.target, target)
         return Passes(source_losses, target_losses, source_losses[:0], source_gradient, target_gradient)

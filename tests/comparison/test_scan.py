@@ -301,11 +301,11 @@ def test_earlier_labels_of_trusted_examples_count_the_share_and_choose_who_shows
     assert counted.wrong_share.value == pytest.approx(15.5 / 131)
     assert counted.wrong_share.low < 15 / 130 < counted.wrong_share.high < 0.2
     assert counted.false[299] < plain.false[299]  # the hardest right labels of the target are not like the source's
-    assert counted.suspects.sum() <= round(1000 * counted.wrong_share.value)
+    assert counted.count <= round(1000 * counted.wrong_share.value)
 
 
 def test_a_list_that_does_not_reach_the_precision_is_short(digits) -> None:
     found = cross_fit(*digits[0], *digits[1], classes=10)
     judged = judge(found, precision=0.9999)
-    assert 0 < judged.suspects.sum() <= max(10, round(1000 * judged.wrong_share.low))
-    assert judged.precision.value < 0.9999
+    assert 0 < judged.count <= max(10, round(1000 * judged.wrong_share.low))
+    assert judged.precision(judged.count).value < 0.9999

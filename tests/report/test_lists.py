@@ -17,8 +17,8 @@ from fabricated import add_probe_columns, fabricate
 from soseleto.report import write_report
 from soseleto.report.export import describe_list, export_ranking
 from soseleto.report.html import render
-from soseleto.run_folder.folder import SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import is_suspect, most_suspicious_first, suspect_rows, with_audit
+from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
+from soseleto.run_folder.ranking import is_suspect, most_suspicious_first, suspect_rows
 from typing_in import typed
 
 BASIS = "assumes random mistakes"
@@ -57,10 +57,8 @@ def run(tmp_path: Path) -> RunFolder:
         SUSPECTS,
         {
             "basis": BASIS,
-            "probability_basis": BASIS,
             "threshold": 0.8,
             "count": 19,
-            "n_known": 60,
             "precision": figure(0.95, 0.8, 1.0),
             "recall": figure(None, 0.1, 1.0),
             "wrong_share": figure(0.2, 0.1, 0.3),
@@ -93,7 +91,7 @@ def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     assert f"19 suspects: precision 95 % (80 to 100; {BASIS}), recall unknown." in text
     assert f"soseleto audit {run.path} measures on a random sample" in text
     figures = {name: figure(0.7, 0.6, 0.8, "audited") for name in ("precision", "recall")}
-    run.write_json(SUSPECTS, with_audit(run.suspects() or {}, {"figures": figures}))
+    run.write_json(AUDIT, {"figures": figures})
     text = text_of(render(run.path))
     assert f"20 % (10 to 30; {BASIS}) of the 100 labels are wrong." in text
     assert "19 suspects: precision 70 % (60 to 80; audited), recall" in text

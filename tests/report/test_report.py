@@ -137,14 +137,14 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
 def test_it_begins_with_accuracy_wrong_labels_and_the_next_commands_and_ends_with_weights(tmp_path: Path) -> None:
     run = add_probe_columns(fabricate(tmp_path / "run", n=60, epochs=2))
     run.write_json(COMPARISON, {"judged_on": "target", "folds": 3, "rows": [OURS, MIXED], "kept": "soseleto"})
-    share = {"value": 0.2, "low": 0.1, "high": 0.3, "basis": "audited"}
-    run.write_json(SUSPECTS, {"count": 12, "basis": "estimated", "wrong_share": share})
+    share = {"value": 0.2, "low": 0.1, "high": 0.3, "basis": "from earlier labels"}
+    run.write_json(SUSPECTS, {"count": 12, "wrong_share": share})
     run.write_json(SOURCE, {"path": "source.csv", "features": ["width", "height"]})
     text = text_of(render(run.path).split("<main>")[1])
     order = [
         "SOSELETO, kept 52.5 %",
         "-2.5 points against SOSELETO's",
-        "20 % (10 to 30; audited) of the 60 labels are wrong.",
+        "20 % (10 to 30; from earlier labels) of the 60 labels are wrong.",
         f"soseleto review {run.path} shows the suspects",
         f"soseleto audit {run.path} measures",
         f"soseleto review {run.path} --export clean.csv",

@@ -164,9 +164,9 @@ def test_there_are_no_paths_to_files(run: RunFolder, path: str) -> None:
 
 BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
     (b"x" * (LARGEST_BODY + 1), {}, 413),
-    (b"", {"Content_Length": "99999999999999999999"}, 411),
-    (b"", {"Content_Length": "-1"}, 411),
-    (b"", {"Content_Length": None}, 411),
+    (b"", {"Content_Length": "99999999999999999999"}, 413),
+    (b"", {"Content_Length": "-1"}, 413),
+    (b"", {"Content_Length": None}, 413),
     (b"{}", {"Content_Type": "text/plain"}, 415),
     (b"not json", {}, 400),
     (b"[" * LARGEST_BODY, {}, 400),

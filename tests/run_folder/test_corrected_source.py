@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +96,6 @@ def test_images_are_found_from_another_folder_than_fits(
     assert len(as_examples(tmp_path / "images" / "clean.csv", name="source")) == N - len(DROPPED)
     with pytest.raises(UsageError, match=rf"are outside .*: write it as {tmp_path}/images/clean.csv\.$"):
         export_source(run.path, "clean.csv", suspects="drop")
-    shutil.move(tmp_path / "images" / LABELS[0], tmp_path / "moved")
-    with pytest.raises(UsageError, match=rf"^the image {tmp_path}/images/{LABELS[0]}/0.png no longer exists: restore"):
-        export_source(run.path, "clean.csv", suspects="drop")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -128,10 +124,10 @@ def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
     run, _ = trained_on(saved(table(), tmp_path / "s.csv"), tmp_path / "run")
     lines = (tmp_path / "s.csv").read_text().splitlines()
     (tmp_path / "s.csv").write_text("\n".join([lines[0], *sorted(lines[1:])]) + "\n")
-    with pytest.raises(DataError, match=r"s.csv has changed since the training: restore it, or train again"):
+    with pytest.raises(DataError, match=r"s.csv has changed since the training or is gone: restore it, or train again"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
     (tmp_path / "s.csv").unlink()
-    with pytest.raises(DataError, match="no longer exists: restore it"):
+    with pytest.raises(DataError, match="or is gone: restore it"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
 
 

@@ -120,7 +120,7 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
     [
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
-        ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
+        ({"target": quadrants(12, 1)}, "of 12 target and 1500 source examples are 4 probes"),
         ({"mode": "transfer"}, "write mode='noisy', or probes=None"),
         ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
           "target": (torch.rand(99, 2), torch.rand(99))}, "probes need class labels"),
@@ -175,7 +175,7 @@ def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
     assert len(none) == 0
     assert (none.precision.low, none.precision.high) == (0.0, 1.0)
     assert none.recall == Estimate(0.0, 0.0, 0.0)
-    assert str(none).startswith("no suspects of 1,500 (the highest probability is ")
+    assert str(none).startswith("0 suspects of 1,500 (probability ")
     with pytest.raises(UsageError, match="between 0 and 1"):
         found.at(1.5)
     with pytest.raises(UsageError, match=r"for 95 % say 0\.95"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from soseleto.cli.line import DEVICE, SEED, FitLine, ScanLine, takes
-from soseleto.errors import UsageError, counted, did_you_mean
+from soseleto.errors import UsageError, did_you_mean
 
 app = typer.Typer(
     name="soseleto",
@@ -80,7 +81,7 @@ def scan(options: dict[str, Any]) -> None:
     example judge its label; how right labels look is known from the target.
     `rank`, `review`, `audit`, `predict` and `export` work as after `fit`.
     """
-    import soseleto.cli.scan as command
+    import soseleto.cli.fit as command
     from soseleto.cli.options import FitOptions
 
     learner = options.pop("learner")
@@ -259,20 +260,12 @@ def review(
     decision is written to RUN/review.jsonl at once. The file of --export can be
     given to `soseleto fit --source`.
     """
-    from soseleto.review.queue import read_decisions
+    from soseleto.review.queue import export_source, read_decisions
     from soseleto.review.server import serve
     from soseleto.run_folder.folder import RunFolder
 
     if export is not None:
-        from soseleto.review.queue import export_source
-
-        done = export_source(run, export, suspects=suspects, force=force)
-        copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
-        unchanged = f", {counted(done.undecided, 'suspect')} not decided and left unchanged" * (suspects == "keep")
-        typer.echo(
-            f"wrote {done.path}: {counted(done.rows, 'example')}, {done.dropped:,} dropped, "
-            f"{done.relabelled:,} relabelled{copies}{unchanged}"
-        )
+        typer.echo(export_source(run, export, suspects=suspects, force=force))
         return
     check_output(run, None, force)
     try:
@@ -296,8 +289,8 @@ def audit(
 
     The answers give the precision and recall of the suspects and the share of
     wrong labels, without any assumption about the mistakes. The intervals hold
-    whenever you stop, and the same command continues an audit. Report, rank and
-    suspects.json then have these figures instead of the estimates.
+    whenever you stop, and the same command continues an audit. Report and rank
+    then have these figures instead of the estimates.
     """
     from soseleto.review.server import serve
 
@@ -338,9 +331,42 @@ def check_gradients(
     a model. Or FUNCTION(batch_size) returns (model, per_example_loss, batch),
     where per_example_loss(model, batch) returns one loss per example.
     """
-    import soseleto.cli.check_gradients as command
+    from rich.console import Console
+    from rich.table import Table
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
 
-    command.check_gradients(model, batch, engine or (), shape, device)
+    from soseleto import engines
+    from soseleto.parallel.reducer import choose_device
+
+    made, loss, examples = _problem(model, batch, shape)
+    where = choose_device(device)
+    made, examples = made.to(where), tree_map_only(Tensor, lambda x: x.to(where), examples)
+    compared = ("auto", *(engine or engines.FASTEST_FIRST))
+    chosen, *reports = engines.check_gradients(made, loss, examples, engines=compared)
+    table = Table("engine", "error", "time", "remark", title="Error against the loop; time of an ordinary step = 1")
+    for row in reports:
+        numbers = ("–", "–") if row.error is None else (f"{row.error:.1e}", f"{row.ratio:.2f}")
+        table.add_row(row.engine, *numbers, row.message)
+    Console().print(table)
+    typer.echo(f"auto takes {chosen.engine}.")
+
+
+def _problem(name: str, size: int, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """A model, its per-example loss and a batch: the user's, or generated, of ten classes."""
+    import torch
+
+    from soseleto import cross_entropy
+    from soseleto.models.by_name import is_file, load_function, make_model, running
+
+    function = load_function(name) if is_file(name) else None
+    if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
+        with running(name):
+            model, loss, batch = function(size)
+            return model, loss, batch
+    model = make_model(name, "noisy", classes=10, shape=shape, seed=0)
+    batch = torch.randn(size, *shape), torch.randint(10, (size,))
+    return model, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), batch
 
 
 # What several commands do

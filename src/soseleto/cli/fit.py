@@ -1,4 +1,4 @@
-"""``soseleto fit``: read, train beside the baselines, write the report, and print a summary.
+"""``soseleto fit`` and ``scan``: read, train beside the baselines or judge the labels, write the report, and summarise.
 
 RUN is the folder of the main training; the others are in RUN/parts until all of them have ended. The same command
 continues an interrupted one: trainings that have ended are not repeated.
@@ -16,16 +16,17 @@ from torch import nn
 
 from soseleto.cli.options import FitOptions, open_text
 from soseleto.comparison import accuracy
+from soseleto.comparison.scan import scan as judge
 from soseleto.comparison.trainings import Comparing
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.defaults import resolve
-from soseleto.errors import UsageError, counted
+from soseleto.errors import UsageError, counted, did_you_mean, need
 from soseleto.models.by_name import default_name, make_model
 from soseleto.models.pretrained_images import pretrained_images
 from soseleto.models.trunk_and_heads import InUnits
-from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
+from soseleto.parallel.reducer import Reducer, Single, choose_device, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import about_wrong, verdict
 from soseleto.run_folder.files import checksums_of
@@ -33,9 +34,11 @@ from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunF
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
 from soseleto.run_folder.source import digest, remember
 from soseleto.task.losses import Loss, cross_entropy, in_units
+from soseleto.training.data import found_before
 from soseleto.training.options import Heads, Inputs
 from soseleto.training.progress import LiveLine
 
+LEARNERS = ("logistic", "boosting")  # of a scan
 DEEP = "preact-resnet18"  # for --method strong, whose teacher needs BatchNorm
 
 
@@ -52,8 +55,9 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)
     if compared and reducer.first(lambda: _has_ended(folder)):
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
-    pair, sha256 = first_reads(reducer, lambda: read(options, reducer))
-
+    here: list[tuple[Pair, str | None]] = []
+    reducer.first(lambda: here.append(read(options, reducer)))  # rank 0 fills the caches that the others read
+    pair, sha256 = here[0] if here else read(options, reducer)
     if not compared:
         _train(options, Training(options, pair, reducer), echo, sha256)
     if reducer.rank != 0:
@@ -125,6 +129,56 @@ def describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: st
         folder.write_json(PROBLEMS, problems)
 
 
+def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None:
+    options.check()
+    if learner not in LEARNERS:
+        raise UsageError(f"unknown learner {learner!r}{did_you_mean(learner, LEARNERS)}: logistic or boosting.")
+    folder = RunFolder(options.out)
+    folder.require_place()
+    if folder.is_run() and folder.has_ended():
+        raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
+    pair, sha256 = read(options, Single())
+    training = Training(options, pair, Single())
+    described = [] if pair.preparation is None else pair.preparation.describe()
+    sizes = f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}"
+    for line in [*map(str, pair.problems), *described, f"{sizes}, on {_features(options, training)}"]:
+        echo(line)
+    boosting = None
+    if learner == "boosting":
+        ensemble = need("sklearn.ensemble", to="boosting")
+        numbers = pair.target.labels.is_floating_point()
+        make = ensemble.HistGradientBoostingRegressor if numbers else ensemble.HistGradientBoostingClassifier
+        boosting = make(random_state=options.seed)
+    with LiveLine() as progress:
+        judge(
+            pair.source,
+            pair.target,
+            boosting,
+            training.make(),
+            labels_before=found_before(pair.labels_before, pair.target),
+            inputs=Inputs(standardize=training.standardize),
+            seed=options.seed,
+            device=options.device,
+            out=options.out,
+            notes=training.notes,
+            progress=progress,
+            **({} if options.suspect_precision is None else {"precision": options.suspect_precision}),
+        )
+    describe_data(folder, options, pair, sha256)
+    page = write_report(options.out)
+    folder.tidy()
+    for line in [*summary(folder), f"report: {page}"]:
+        echo(line)
+
+
+def _features(options: FitOptions, training: Training) -> str:
+    if options.model != "linear":
+        return f"the frozen features of {options.model}"
+    if len(training.shape) == 3:
+        return "pixels; a pretrained network knows more: --model timm:NAME or hf:FOLDER_OR_ID"
+    return "the columns of the table" if training.pair.columns is not None else "the inputs themselves"
+
+
 @dataclass(frozen=True)
 class Training:
     """What the options and the data come to."""
@@ -140,16 +194,12 @@ class Training:
         return (table.width,) if isinstance(table, TablePreparation) else tuple(self.pair.source.inputs.shape[1:])
 
     @property
-    def is_strong(self) -> bool:
-        return self.options.method == "strong"
-
-    @property
     def model(self) -> str:
         """As given; else by the inputs."""
         table = self.pair.preparation
         if self.options.model is not None:
             return self.options.model
-        if self.is_strong and len(self.shape) == 3:
+        if self.options.method == "strong" and len(self.shape) == 3:
             return DEEP
         if not isinstance(table, TablePreparation):
             return default_name(self.shape)
@@ -212,7 +262,7 @@ class Training:
     def compute(self) -> Any:
         """The strong method runs images, whose networks are large, in bfloat16 on a GPU."""
         device = self.reducer.device or choose_device(self.options.device)
-        large = device.type == "cuda" and self.is_strong and isinstance(self.augment, Views)
+        large = device.type == "cuda" and self.options.method == "strong" and isinstance(self.augment, Views)
         return self.options.compute_with(self.reducer if self.reducer.ranks > 1 else None, large=large)
 
     def plan(self, comparing: Comparing) -> list[str]:
@@ -227,15 +277,7 @@ class Training:
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
             f"writing to {options.out}",
         ]
-        if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
-            lines.append("without a GPU this network is slow: --model quick is a smaller one")
-        lines += self._about_texts()
-        if options.mode == "noisy" and comparing.main_probes.labels_before is None:
-            lines.append(
-                "if the target is a checked part of the source, its labels from before the check tell more about "
-                "mistakes: --labels-before COLUMN"
-            )
-        return lines
+        return [*lines, *self._about_texts()]
 
     def _about_texts(self) -> list[str]:
         table = self.pair.preparation
@@ -257,8 +299,6 @@ def summary(folder: RunFolder) -> list[str]:
         about = f"{low} a weight below {LOW_WEIGHT:g}"
     else:
         about = about_suspects(ranking, suspects)
-        if suspects is None:
-            about = f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, unchecked"
         if count:
             precision = (suspects or {}).get("precision")
             command = f"{'review' if is_known(precision) else 'audit'} {folder.path}"

@@ -135,14 +135,17 @@ class FitLine(CommonLine):
     ] = None
 
 
-def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options in a file, by their names in the command, and what else it has: tables, and ``target_batch_size``."""
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The file's options become defaults of the command; what else it has is kept for it."""
+    if path is None:
+        return None
     try:
         config = tomllib.loads(path.expanduser().read_text("utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}: give --config a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML ({error}): correct it.") from error
+    options = [parameter.name or "" for parameter in context.command.params]
     known = [name for name in options if name not in IN_TABLES] + [*TABLES, "target_batch_size"]
     for name in config:
         if name not in known:
@@ -152,18 +155,10 @@ def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[st
     for name in TABLES:
         if not isinstance(config.get(name, {}), Mapping) and not (name == "augment" and config[name] is False):
             raise UsageError(f"{name} must be a table in {path}: write [{name}] and its keys below.")
-    on_line = {name: value for name, value in config.items() if name in options and name not in TABLES}
-    for option, (table, key) in IN_TABLES.items():
-        if key in config.get(table, {}):
-            on_line[option] = config[table][key]
-    return on_line, {name: value for name, value in config.items() if name not in on_line or name in TABLES}
-
-
-def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """The file's options become defaults of the command; its tables are kept for it."""
-    if path is not None:
-        names = [parameter.name or "" for parameter in context.command.params]
-        context.default_map, context.obj = read_config(path, names)
+    in_tables = {name: config.get(table, {}).get(key) for name, (table, key) in IN_TABLES.items()}
+    defaults = {**{name: config[name] for name in config if name in options}, **in_tables}
+    context.default_map = {name: value for name, value in defaults.items() if value is not None}
+    context.obj = {name: value for name, value in config.items() if name in (*TABLES, "target_batch_size")}
     return path
 
 

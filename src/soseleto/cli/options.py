@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from soseleto.cli.line import IN_TABLES, FitLine
 from soseleto.data import Augment, Pair, Reading, Views, check_mode
@@ -101,12 +100,10 @@ class FitOptions(FitLine):
             raise UsageError("max_tokens has no effect without a pretrained text model: add --model hf:FOLDER_OR_ID.")
         return reading
 
-    def labels_before_of(self, pair: Pair) -> Tensor | None:
-        """Of the column that is named; else ``compare`` takes those of target examples that also lie in the source."""
-        return None if self.labels_before is None else pair.labels_before
-
     def probes_of(self, pair: Pair) -> Probes:
-        return replace(self.table("probes", Probes), share=self.probes, labels_before=self.labels_before_of(pair))
+        """Labels from before a check, if not of a column, are those that ``compare`` finds in the source."""
+        before = None if self.labels_before is None else pair.labels_before
+        return replace(self.table("probes", Probes), share=self.probes, labels_before=before)
 
     def compute_with(self, reducer: Reducer | None, *, large: bool = False) -> Compute:
         """large: a network for which bfloat16 pays on a GPU."""

@@ -36,7 +36,7 @@ def checked_losses(task: Task, side: str, batch: Batch) -> Tensor:
 def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
     """This process's losses of one side, checked, and the gradient of ``share`` times the whole batch's mean loss."""
     c = torch.full((len(batch),), share / batch.total, device=task.device, dtype=torch.float64)
-    losses, gradients = task.sharing.gradient(task.model, getattr(task.losses, side), batch, side, c)
+    losses, gradients = task.sharing.gradient(task.model, getattr(task.losses, side), batch, c)
     task.guard(side, losses, batch.index)
     return losses, gradients
 

@@ -43,7 +43,7 @@ class ShardedSharing(Sharing):
         return False
 
     def gradient(
-        self, model: nn.Module, loss: LossOf, batch: Batch, side: str, coefficients: Tensor | None = None
+        self, model: nn.Module, loss: LossOf, batch: Batch, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This rank's losses, and its part of the gradient of Σ c_j ℓ_j over all ranks."""
         losses: list[Tensor] = []
@@ -65,7 +65,7 @@ class ShardedSharing(Sharing):
             self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)
             schedule.proved((), is_new=False)
         alignment = self._alignment(engine, step)
-        losses, gradient = self.gradient(step.model, step.loss, step.batch, "source", step.coefficients)
+        losses, gradient = self.gradient(step.model, step.loss, step.batch, step.coefficients)
         return SourcePass(losses, alignment, gradient)
 
     def _alignment(self, engine: Engine, step: SourceStep) -> Tensor:
@@ -82,7 +82,7 @@ class ShardedSharing(Sharing):
         seeded = torch.Generator().manual_seed(seed)
         c = (torch.rand(len(source), generator=seeded, dtype=torch.float64) + 0.5).to(source.index.device)
         with unchanged(step.model), Recorded() as seen:
-            losses, g = self.gradient(step.model, step.loss, source, "source", c / source.total)
+            losses, g = self.gradient(step.model, step.loss, source, c / source.total)
         q = self._alignment(engine, replace(step, direction=g))
         square = sum(float(whole(part.double().square().sum())) for part in g.values())
         found = float(self.sum((c / source.total * q).sum()))

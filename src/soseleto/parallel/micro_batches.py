@@ -66,7 +66,7 @@ class Sharing:
         return _joined(found, model)
 
     def gradient(
-        self, model: nn.Module, loss: LossOf, batch: Batch, side: str, coefficients: Tensor | None = None
+        self, model: nn.Module, loss: LossOf, batch: Batch, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This rank's losses, and the gradient of Σ c_j ℓ_j over all ranks; c = 1/total by default."""
         parameters = trainable(model)
@@ -76,13 +76,13 @@ class Sharing:
             found = loss(model, part)
             add_gradients(total, gradient(found, parameters, c.to(found.dtype)))
             losses.append(found.detach())
-        return _joined(losses, model), self.reducer.sum_gradients(total, parameters, side)
+        return _joined(losses, model), self.reducer.sum_gradients(total, parameters)
 
     def passes(self, engine: Engine, step: Step) -> Passes:
         """``engine.passes`` of the whole batch; losses and alignments are those of this rank's part."""
         if self.nothing:
             return engine.passes(step)
-        target_losses, target_gradient = self.gradient(step.model, step.losses.target, step.target, "target")
+        target_losses, target_gradient = self.gradient(step.model, step.losses.target, step.target)
         direction, target_gradient = step.to_direction(target_gradient), step.to_return(target_gradient)
         source = self.source_pass(engine, step.source_step(direction))
         return Passes(source.losses, target_losses, source.alignment, source.gradient, target_gradient)
@@ -99,7 +99,7 @@ class Sharing:
         return SourcePass(
             _joined([part.losses for part in parts], step.model),
             _joined([part.alignment for part in parts], step.model),
-            self.reducer.sum_gradients(total, trainable(step.model), "source"),
+            self.reducer.sum_gradients(total, trainable(step.model)),
         )
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:

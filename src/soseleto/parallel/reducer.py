@@ -44,7 +44,7 @@ class Reducer:
         """Σ over ranks, the same bits on all of them."""
         return value
 
-    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
+    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ over ranks of gradients by name; ``found`` is empty on a rank without examples of this side."""
         return found
 
@@ -58,7 +58,7 @@ class Reducer:
 
     def largest(self, number: int) -> int:
         """The maximum over ranks."""
-        return number
+        return max(self.every(number))
 
     def first(self, action: Callable[[], T]) -> T:
         """Run ``action`` on rank 0 only, and return its result on every rank; its error stops all ranks."""
@@ -82,13 +82,9 @@ class Ranks(Reducer):
     def __init__(self, device: torch.device, *, answer: timedelta = ANSWER) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = device
-        self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
         with self._together():
             self._host = dist.new_group(backend="gloo", timeout=answer)
             self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def __repr__(self) -> str:
-        return f"Ranks({self.rank} of {self.ranks})"
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().clone()
@@ -96,8 +92,9 @@ class Ranks(Reducer):
             dist.all_reduce(total, group=None if total.is_cuda else self._host)
         return total
 
-    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
-        names = self._agreed(found, like, side)
+    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        used = self.sum(torch.tensor([name in found for name in like], dtype=torch.int32))
+        names = [name for name, count in zip(like, used.tolist(), strict=True) if count]
         gradients = [found[name] if name in found else torch.zeros_like(like[name]) for name in names]
         summed: list[Tensor] = []
         for bucket in _buckets(gradients):
@@ -107,19 +104,6 @@ class Ranks(Reducer):
             pieces = flat.split([g.numel() for g in bucket])
             summed += [piece.view_as(g) for piece, g in zip(pieces, bucket, strict=True)]
         return dict(zip(names, summed, strict=True))
-
-    def _agreed(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> tuple[str, ...]:
-        """The parameters that this side's loss uses, agreed on once: a rank without examples cannot know them."""
-        model = (side, *like)
-        if model not in self._used:
-            used = {name for names in self.every(list(found)) for name in names}
-            self._used[model] = tuple(sorted(used))
-        if late := sorted(found.keys() - set(self._used[model])):
-            raise UsageError(
-                f"the {side} loss uses the parameter {late[0]!r} in some steps only, which ranks do not support: "
-                "train in one process, or use every parameter in every step."
-            )
-        return self._used[model]
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
         length = -(-n // self.ranks)  # of the longest part, rounded up
@@ -135,12 +119,6 @@ class Ranks(Reducer):
         with self._together():
             dist.all_gather_object(answers, value, group=self._host)
         return answers
-
-    def largest(self, number: int) -> int:
-        mine = torch.tensor(number)
-        with self._together():
-            dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._host)
-        return int(mine)
 
     def first(self, action: Callable[[], T]) -> T:
         answer: list[Any] = [None, None]  # the result, and the error's message
@@ -180,12 +158,17 @@ def existing(device: torch.device) -> Reducer:
     """The ranks of the process group that exists; raises in one of several processes that have not joined one."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(device) if dist.get_world_size() > 1 else Single()
+    require_alone()
+    return Single()
+
+
+def require_alone() -> None:
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UsageError(
-            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun) and would train alone: write `with "
-            "soseleto.ranks() as reducer:` around the training, or unset WORLD_SIZE."
+            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun), and without a reducer each would "
+            "train alone: write `with soseleto.ranks() as reducer:` and in it the training, of fit with "
+            "compute=Compute(reducer=reducer), or unset WORLD_SIZE."
         )
-    return Single()
 
 
 @contextlib.contextmanager
@@ -226,13 +209,6 @@ def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
     if side == "source":
         return lambda batch: batch % reducer.ranks == reducer.rank
     return lambda batch: torch.arange(len(batch), device=batch.device) % reducer.ranks == reducer.rank
-
-
-def first_reads(reducer: Reducer, read: Callable[[], T]) -> T:
-    """``read`` on every rank, on rank 0 before the others, so that they find its caches filled."""
-    here: list[T] = []
-    reducer.first(lambda: here.append(read()))
-    return here[0] if here else read()
 
 
 def _device(device: str) -> torch.device:

@@ -64,27 +64,19 @@ class RunFiles:
         values = (record.get(key) for record in self.epochs)
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
 
-    def column(self, name: str) -> np.ndarray | None:
-        """A column of the ranking, or None."""
-        return None if self.ranking is None else self.ranking.get(name)
-
     @property
     def wrong(self) -> np.ndarray | None:
         """Which labels are wrong, where every true label is known."""
-        truth = self.column("true_label")
-        if truth is None:
+        if self.ranking is None or "true_label" not in self.ranking:
             return None
+        truth = self.ranking["true_label"]
         unknown = np.isnan(truth) if truth.dtype.kind == "f" else truth < 0 if truth.dtype.kind == "i" else truth == ""
-        return None if unknown.any() else self.column("wrong")
+        return None if unknown.any() else self.ranking["wrong"]
 
     @cached_property
     def suggested(self) -> np.ndarray | None:
         """The suggested label of each suspect, see ``suggested_labels``."""
         return None if self.ranking is None else suggested_labels(self.ranking)
-
-    @property
-    def has_suspects(self) -> bool:
-        return self.ranking is not None and bool(is_suspect(self.ranking).any())
 
     @property
     def is_strong(self) -> bool:
@@ -168,8 +160,10 @@ def next_steps(run: RunFiles) -> list[tuple[str, str]]:
     if run.is_transfer:
         return rank
     review = f"soseleto review {run.place}"
-    steps = [(review, "shows the suspects in the browser, to keep, drop or relabel them.")] * run.has_suspects
-    if run.suspects.get("basis") != "audited":
+    steps = []
+    if is_suspect(run.ranking).any():
+        steps.append((review, "shows the suspects in the browser, to keep, drop or relabel them."))
+    if "audited" not in [run.suspects.get(name, {}).get("basis") for name in ("precision", "wrong_share")]:
         audit = "measures on a random sample how many labels are wrong, and precision and recall of the suspects."
         steps.append((f"soseleto audit {run.place}", audit))
     exported = (f"{review} --export clean.csv", "writes the source with your decisions.")

@@ -36,21 +36,20 @@ class Audit:
 
     checks: of the suspects, and as many of the others
     strata: as drawn, with ids in the place of rows
-    suspects: the ids of all suspects; labels: the given label of every example, by id
+    suspects: the ids of all suspects
     """
 
     checks: int
     strata: tuple[Stratum, ...]
     suspects: frozenset[str]
-    labels: Mapping[str, str]
 
     @classmethod
-    def begin(cls, run: RunFolder, checks: int) -> Audit:
+    def begin(cls, run: RunFolder) -> Audit:
         """Draw the sample. Examples that have a decision already may be part of it and are not asked for again."""
         ranking = run.ranking()
         strata = statistics.draw(ranking.get("mislabelled_probability"), is_suspect(ranking), seed=0)
         drawn = tuple(replace(stratum, order=ranking["id"][stratum.order]) for stratum in strata)
-        return cls(checks, drawn, *_suspects_and_labels(ranking))
+        return cls(CHECKS, drawn, _suspects(ranking))
 
     @classmethod
     def load(cls, run: RunFolder) -> Audit | None:
@@ -60,7 +59,7 @@ class Audit:
             return None
         with readable(run.path / AUDIT):
             strata = (Stratum(**{**fields, "order": np.array(fields["order"], object)}) for fields in saved["strata"])
-            return cls(saved["checks"], tuple(strata), *_suspects_and_labels(run.ranking()))
+            return cls(saved["checks"], tuple(strata), _suspects(run.ranking()))
 
     def progress(self, decisions: Decisions) -> Progress:
         """The figures of the decisions so far."""
@@ -75,14 +74,10 @@ class Audit:
 
     def _checked(self, stratum: Stratum, decisions: Decisions) -> Checked:
         in_order = (decisions.get(name) for name in stratum.order)
-        answers = [self._is_wrong(decision) for decision in takewhile(bool, in_order) if decision]
+        answers = [decision.is_wrong for decision in takewhile(bool, in_order) if decision]
         of_stratum = [decision for name, decision in decisions.items() if (name in self.suspects) == stratum.suspects]
-        wrong = sum(map(self._is_wrong, of_stratum))
+        wrong = sum(decision.is_wrong for decision in of_stratum)
         return Checked(stratum.suspects, stratum.size, stratum.expected, tuple(answers), wrong, len(of_stratum) - wrong)
-
-    def _is_wrong(self, decision: Decision) -> bool:
-        """A relabelling to the given label keeps it."""
-        return decision.action != "keep" and decision.label != self.labels.get(decision.id)
 
 
 @dataclass(frozen=True)
@@ -132,11 +127,9 @@ def prepare(run: RunFolder, checks: int | None = None) -> Audit:
     run.require_noisy()
     if checks is not None and not 1 <= checks <= LONGEST:
         raise UsageError(f"--checks must be between 1 and {LONGEST}, got {checks}.")
-    audit = Audit.load(run) or Audit.begin(run, checks or CHECKS)
+    audit = Audit.load(run) or Audit.begin(run)
     return replace(audit, checks=checks or audit.checks)
 
 
-def _suspects_and_labels(ranking: Ranking) -> tuple[frozenset[str], dict[str, str]]:
-    ids = ranking["id"]
-    labels = {str(name): str(label) for name, label in zip(ids, ranking["label"], strict=True)}
-    return frozenset(map(str, ids[is_suspect(ranking)])), labels
+def _suspects(ranking: Ranking) -> frozenset[str]:
+    return frozenset(map(str, ranking["id"][is_suspect(ranking)]))

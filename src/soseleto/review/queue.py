@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.errors import UsageError, did_you_mean
+from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.run_folder.files import append_line, changing, lines_of, locked, readable, verified
 from soseleto.run_folder.folder import REVIEW, RunFolder
 from soseleto.run_folder.ranking import feature_columns, suggested_labels, suspect_rows
@@ -49,7 +48,7 @@ class Queue:
                 self.rows = [row_of[name] for name in sample]
             self.pictures, self.features = load_thumbnails(run), feature_columns(self.ranking, run.source())
             self.suggested = None if self.is_audit else suggested_labels(self.ranking)
-            self.classes, self.basis = self._classes(), (run.suspects() or {}).get("probability_basis", "")
+            self.classes, self.basis = self._classes(), (run.suspects() or {}).get("basis", "")
         if not self.rows:
             raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
 
@@ -108,13 +107,17 @@ class Decision:
         if (self.label is not None) != (self.action == "relabel"):
             raise UsageError(f"{self.action!r} with the label {self.label!r}: relabel, and only relabel, has a label.")
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the given label is."""
+        return self.action != "keep"
+
 
 class Decisions:
     """The decisions of one run in order, and the file they are stored in; only one process can write to it."""
 
     def __init__(self, run: RunFolder) -> None:
         self.path = run.path / REVIEW
-        self._thread_lock = threading.Lock()
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.path, f"another review is writing to {self.path}: stop that one first."))
             self._decisions = _read(self.path)
@@ -122,22 +125,19 @@ class Decisions:
 
     def decide(self, decision: Decision) -> None:
         """Return once the decision is on disk."""
-        with self._thread_lock:
-            self._append({name: value for name, value in asdict(decision).items() if value is not None})
-            self._decisions.append(decision)
+        self._append({name: value for name, value in asdict(decision).items() if value is not None})
+        self._decisions.append(decision)
 
     def undo(self) -> Decision | None:
         """Revert the last decision and return it; None where there is none."""
-        with self._thread_lock:
-            if not self._decisions:
-                return None
-            self._append({"action": UNDO})
-            return self._decisions.pop()
+        if not self._decisions:
+            return None
+        self._append({"action": UNDO})
+        return self._decisions.pop()
 
     def latest(self) -> dict[str, Decision]:
         """The last decision on each example, by id."""
-        with self._thread_lock:
-            return _by_id(self._decisions)
+        return _by_id(self._decisions)
 
     def close(self) -> None:
         self._file_lock.close()
@@ -180,30 +180,19 @@ def _parse(record: dict[str, Any]) -> Decision | None:
 # The source with the decisions applied
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Counts of an exported source."""
-
-    path: Path
-    rows: int
-    dropped: int
-    relabelled: int
-    copies: int  # of those: of target examples, given the target's label
-    undecided: int  # suspects without a decision
-
-
 def export_source(
     run_path: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     suspects: str = "keep",
     force: bool = False,
-) -> Exported:
-    """Write the source with every decision of the review applied; ``force`` replaces an existing file.
+) -> str:
+    """Write the source with every decision of the review applied, and say what was written.
 
     Copies of target examples, which the training left out and a review does not show, get the target's labels.
 
     suspects: what happens to suspects without a decision; ``"relabel"`` gives them their suggested label
+    force: replace an existing file
     """
     if suspects not in ACTIONS:
         raise UsageError(f"unknown choice {suspects!r}{did_you_mean(suspects, ACTIONS)}: write keep, drop or relabel.")
@@ -224,4 +213,7 @@ def export_source(
     elif suspects == "relabel":
         relabel |= {str(ranking["id"][row]): str(ranking["suggested_label"][row]) for row in undecided}
     rows = write_corrected(run, out, drop=drop, relabel=relabel, force=force)
-    return Exported(out, rows, len(drop), len(relabel), len(checked), len(undecided))
+    copies = f", {len(checked):,} of them because they are in the target" if checked else ""
+    unchanged = f", {counted(len(undecided), 'suspect')} not decided and left unchanged" * (suspects == "keep")
+    counts = f"{counted(rows, 'example')}, {len(drop):,} dropped, {len(relabel):,} relabelled"
+    return f"wrote {out}: {counts}{copies}{unchanged}"

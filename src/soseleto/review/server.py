@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.cookies
 import http.server
-import json
 import logging
 import os
 import secrets
@@ -27,9 +26,8 @@ from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.report.html import asset, digest, template
 from soseleto.review.audit import Audit, prepare
 from soseleto.review.queue import Decision, Decisions, Queue
-from soseleto.run_folder.files import as_json
-from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import with_audit
+from soseleto.run_folder.files import as_json, json_object
+from soseleto.run_folder.folder import AUDIT, RunFolder
 
 logger = logging.getLogger("soseleto")
 
@@ -46,7 +44,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
 }
 
 
@@ -63,7 +60,7 @@ class Review:
 
     def __init__(self, run_path: str | os.PathLike[str], *, audit: bool = False, checks: int | None = None) -> None:
         self.run, self.is_audit = RunFolder.open(run_path), audit
-        self._writing, self._deciding = threading.Lock(), threading.Lock()
+        self._turn = threading.Lock()  # of requests that read or change decisions
         if audit:
             self.audit: Audit | None = prepare(self.run, checks)
             self.queue = Queue(self.run, self.audit.ids())
@@ -78,11 +75,9 @@ class Review:
         """Write the figures of an audit, which a review changes too; return them for the page of an audit."""
         if self.audit is None:
             return None
-        with self._writing, contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
-            progress = self.audit.progress(self.decisions.latest())
-            audit = progress.to_dict()
-            self.run.write_json(AUDIT, audit)
-            self.run.write_json(SUSPECTS, with_audit(self.run.suspects() or {}, audit))
+        progress = self.audit.progress(self.decisions.latest())
+        with contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
+            self.run.write_json(AUDIT, progress.to_dict())
         return progress.on_page() if self.is_audit else None
 
     def admit(self, token: str) -> bool:
@@ -93,8 +88,9 @@ class Review:
         return valid
 
     def state(self) -> dict[str, Any]:
-        decisions = {key: _shown(decision) for key, decision in self.decisions.latest().items()}
-        return {**self.queue.to_json(), "decisions": decisions, "audit": self._audited()}
+        with self._turn:
+            decisions = {key: _shown(decision) for key, decision in self.decisions.latest().items()}
+            return {**self.queue.to_json(), "decisions": decisions, "audit": self._audited()}
 
     def decide(self, request: dict[str, Any]) -> dict[str, Any]:
         row, label = request.get("row"), request.get("label")
@@ -103,21 +99,22 @@ class Review:
         if label is not None and label not in self.queue.classes:
             raise UsageError(f"{label!r} is not a class of this run.")
         decision = Decision(self.queue.ids[row], str(request.get("action")), label)
-        with self._deciding:
+        with self._turn:
             now = self.decisions.latest().get(decision.id)
             if "before" in request and request["before"] != (now and _shown(now)):
                 what = "undone" if now is None else f"{now.action}{f' as {now.label}' if now.label else ''}"
                 raise Refused(HTTPStatus.CONFLICT, f"Another page has decided this example meanwhile: {what}.")
             self.decisions.decide(decision)
-        return {"row": row, "audit": self._audited()}
+            return {"row": row, "audit": self._audited()}
 
     def undo(self) -> dict[str, Any]:
         """The id whose decision was reverted, and the earlier decision that applies again."""
-        undone = self.decisions.undo()
-        if undone is None:
-            return {"id": None}
-        before = self.decisions.latest().get(undone.id)
-        return {"id": undone.id, "before": before and _shown(before), "audit": self._audited()}
+        with self._turn:
+            undone = self.decisions.undo()
+            if undone is None:
+                return {"id": None}
+            before = self.decisions.latest().get(undone.id)
+            return {"id": undone.id, "before": before and _shown(before), "audit": self._audited()}
 
 
 def _shown(decision: Decision) -> dict[str, str | None]:
@@ -281,17 +278,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Content-Type") != "application/json":
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json.")
         length = self.headers.get("Content-Length", "")
-        if not _is_count(length):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is required.")
-        if int(length) > LARGEST_BODY:
+        if not _is_count(length) or int(length) > LARGEST_BODY:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {LARGEST_BODY} bytes.")
         try:
-            body = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "The body is not valid JSON.") from error
-        if not isinstance(body, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "The body must be a JSON object.")
-        return body
+            return json_object(self.rfile.read(int(length)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, "The body must be a JSON object.") from error
 
     def _json(self, value: dict[str, Any]) -> None:
         self._send(HTTPStatus.OK, as_json(value).encode(), "application/json")

@@ -101,12 +101,6 @@ def _home(run: Path) -> Path:
     return home
 
 
-def tidy(run: Path) -> None:
-    """Delete the temporary folders of writes that were killed."""
-    for entry in _home(run).glob(".*.part"):
-        shutil.rmtree(entry, ignore_errors=True)
-
-
 def encode(value: Tree, tensors: dict[str, Tensor], at: str = "") -> Any:
     """The tree in JSON types, others marked by ``$`` keys; tensors are moved to ``tensors``, named by their paths."""
     if isinstance(value, Tensor):
@@ -146,7 +140,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def _delete_old(run: Path) -> None:
-    for old in existing(run)[KEPT:]:
+    """And the temporary folders of writes that were killed."""
+    for old in [*existing(run)[KEPT:], *_home(run).glob(".*.part")]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -240,10 +240,10 @@ def readable(path: Path) -> Iterator[None]:
 
 def json_of(path: Path) -> dict[str, Any]:
     with readable(path):
-        return _object(path.read_bytes())
+        return json_object(path.read_bytes())
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def json_object(text: bytes) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise TypeError("not a JSON object")
@@ -261,7 +261,7 @@ def lines_of(path: Path, parse: Callable[[dict[str, Any]], T], *, what: str) -> 
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(parse(_object(line)))
+            records.append(parse(json_object(line)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"line {number} of {path} is not {what}: delete that line, or restore the file.") from error
     return records

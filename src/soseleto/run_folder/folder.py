@@ -39,6 +39,7 @@ from soseleto.run_folder.files import (
     write_checksums,
     writing,
 )
+from soseleto.run_folder.ranking import is_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ PROBLEMS = "problems.json"  # problems found in the data, and the examples left 
 ACCURACY, EXPLAINED = "accuracy", "explained_variance"  # what a comparison measures, of classes and of numbers
 COMPARISON = "comparison.json"  # accuracies of this run and its baselines on the same data
 CALIBRATION = "calibration.json"  # the temperature of the model's outputs
-SUSPECTS = "suspects.json"  # estimates from the probes; after an audit the audited figures
+SUSPECTS = "suspects.json"  # estimates
 AUDIT, REVIEW = "audit.json", "review.jsonl"
 PICTURES, REPORT = "pictures.parquet", "report.html"
 FILES = (
@@ -177,8 +178,10 @@ class RunFolder:
             )
 
     def suspects(self) -> dict[str, Any] | None:
-        """None without probes, or while the run has not finished."""
-        return self.read_json(SUSPECTS)
+        """The figures, audited ones in place of estimates; None where there are none yet."""
+        estimates, audit = self.read_json(SUSPECTS), self.read_json(AUDIT)
+        audited = {name: figure for name, figure in (audit or {}).get("figures", {}).items() if is_known(figure)}
+        return {**(estimates or {}), **audited} or None
 
     def comparison(self) -> dict[str, Any] | None:
         """None without a comparison."""
@@ -218,11 +221,8 @@ class RunFolder:
 
     def kept_metrics(self) -> int:
         """Flush ``metrics.jsonl`` to disk and return its size in bytes."""
-        path = self.path / METRICS
-        if not path.exists():
-            return 0
-        sync(path)
-        return path.stat().st_size
+        sync(self.path / METRICS)
+        return (self.path / METRICS).stat().st_size
 
     def cut_metrics(self, size: int) -> bool:
         """Truncate ``metrics.jsonl`` to ``size`` bytes; False where it is shorter."""

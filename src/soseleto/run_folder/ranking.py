@@ -1,7 +1,4 @@
-"""What is selected from a ranking: the suspects, the best and worst examples, and the figures of ``suspects.json``.
-
-The figures are precision, recall and share of wrong labels, each with its interval and the basis of its estimate.
-"""
+"""What is selected from a ranking: the suspects, the best and worst examples, and what is said of them."""
 
 from __future__ import annotations
 
@@ -17,10 +14,6 @@ LOW_WEIGHT = np.float32(0.1)  # of the paper's Figure 1; suspects without probes
 SHOWN = 20  # best and worst examples of a report, and its suspects
 MOST_SUSPECTS = 4000  # that have a thumbnail
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
-
-FIGURES = ("precision", "recall", "wrong_share")
-ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
-UNKNOWN = "unknown"
 
 Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best example first
 
@@ -107,19 +100,7 @@ def shown_rows(ranking: Ranking, also: Sequence[int] = ()) -> np.ndarray:
     return np.unique(np.concatenate(shown))
 
 
-# The figures of suspects.json
-
-
-def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[str, Any]:
-    """``suspects.json`` with the audited figures in place of the estimates, which stay under "estimated".
-
-    A figure that the audit does not know yet keeps its estimate.
-    """
-    estimated = suspects.get(ESTIMATED) or {name: suspects[name] for name in FIGURES if suspects.get(name)}
-    audited = {name: figure for name, figure in (audit.get("figures") or {}).items() if is_known(figure)}
-    merged = {**suspects, **estimated, **audited}
-    basis = next((merged[name].get("basis") for name in FIGURES if is_known(merged.get(name))), UNKNOWN)
-    return {**merged, "basis": basis, ESTIMATED: estimated}
+# Precision, recall and share of wrong labels, each with its interval and the basis of its estimate
 
 
 def is_known(figure: Mapping[str, Any] | None) -> bool:
@@ -129,7 +110,7 @@ def is_known(figure: Mapping[str, Any] | None) -> bool:
 def in_words(figure: Mapping[str, Any] | None) -> str:
     """``95 % (90 to 98; audited)``, or ``unknown``."""
     if not is_known(figure):
-        return UNKNOWN
+        return "unknown"
     assert figure is not None
     value, low, high = (f"{100 * figure[name]:.0f}" for name in ("value", "low", "high"))
     basis = figure.get("basis")

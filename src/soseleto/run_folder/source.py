@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, feature_columns, sho
 
 if TYPE_CHECKING:
     from soseleto.data import ExampleSet
-    from soseleto.data.preparation import Preparation
 
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
 MOST_BESIDE = 8  # columns of texts, and those that the training left out
@@ -45,28 +44,16 @@ def digest(source: str | os.PathLike[str]) -> str | None:
     return sha256(path) if path.is_file() else None
 
 
-class WasRead(Protocol):
-    """What is known of data after reading; ``checked`` are the target's labels, by id, of source examples that were
-    left out because they are also in the target."""
-
-    @property
-    def columns(self) -> Sequence[str] | None: ...
-    @property
-    def preparation(self) -> Preparation | None: ...
-    @property
-    def checked(self) -> Mapping[str, str]: ...
-
-
 def remember(
     run: RunFolder,
     source: str | os.PathLike[str],
-    data: WasRead,
+    data: Any,
     digest_read: str | None = None,
     reading: Reading | None = None,
 ) -> None:
     """Record where the source is, the options that it was read with, and the names of its features.
 
-    digest_read: the ``digest`` of a file when it was read
+    data: what was read, such as a ``Pair``; digest_read: the ``digest`` of a file when it was read
 
     Columns that the model does not get as they are in the table are put before the ranking's features.
     """
@@ -103,9 +90,7 @@ def _with_columns(
         if different > 1 and not repeats and len(added) < MOST_BESIDE:
             added[name] = values
     texts = [np.array(values, dtype=object) for values in added.values()]
-    numbers = list(own.values())[
-        max(0, len(own) - len(own_names)) :
-    ]  # without those that were added before an interruption
+    numbers = list(own.values())[max(0, len(own) - len(own_names)) :]  # not those added before an interruption
     run.write_ranking(ranking | {f"x{place}": values for place, values in enumerate([*texts, *numbers])})
     return [*added, *own_names]
 
@@ -123,20 +108,9 @@ def source_file(run: RunFolder) -> Path | None:
     path = Path(source.get("path", ""))
     if path.suffix.lower() not in tables.SUFFIXES:
         return None
-    if not path.is_file():
-        raise DataError(f"the source {path} no longer exists: restore it, since the export is a copy of it.")
     if digest(path) != source.get("sha256"):
-        raise DataError(f"{path} has changed since the training: restore it, or train again.")
+        raise DataError(f"{path} has changed since the training or is gone: restore it, or train again.")
     return path
-
-
-def existing_files(paths: Iterable[str]) -> list[str]:
-    """The paths made absolute; raises if a file is missing."""
-    files = [os.path.abspath(path) for path in paths]
-    missing = next((file for file in files if not os.path.exists(file)), None)
-    if missing is not None:
-        raise UsageError(f"the image {missing} no longer exists: restore the images to where they were.")
-    return files
 
 
 # The corrected copy
@@ -181,8 +155,8 @@ def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[st
     table = tables.load(file, reading)
     roles = roles_of(table, reading, what=str(file))
     if "path" in roles:
-        files = existing_files(os.path.join(file.parent, value or "") for value in table[roles["path"]].to_pylist())
-        table = _with_column(table, roles["path"], _need("pyarrow").array(_relative_to(out, files)))
+        paths = _relative_to(out, str(file.parent), table[roles["path"]].to_pylist())
+        table = _with_column(table, roles["path"], _need("pyarrow").array(paths))
     return table, roles["label"], row_ids(table, roles.get("id"))
 
 
@@ -193,9 +167,8 @@ def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:
             f"{run.path} was trained on arrays, of which its folder has no copy: drop or relabel the ids that "
             f"`soseleto rank {run.path} --suspects` lists, or those in {run.path / REVIEW}, where you made that data."
         )
-    folder = run.source().get("folder", "")
     columns = {
-        "path": _relative_to(out, existing_files(os.path.join(folder, str(path)) for path in ranking["path"])),
+        "path": _relative_to(out, run.source().get("folder", ""), ranking["path"].tolist()),
         "label": [str(label) for label in ranking["label"]],
         "id": [str(key) for key in ranking["id"]],
     }
@@ -207,9 +180,10 @@ def _with_column(table: Any, name: str, values: Any) -> Any:
     return table.set_column(table.column_names.index(name), name, values)
 
 
-def _relative_to(out: Path, files: list[str]) -> list[str]:
-    """The absolute paths relative to the folder of ``out``."""
+def _relative_to(out: Path, start: str, paths: list[str]) -> list[str]:
+    """Paths that were relative to ``start``, relative to the folder of ``out``."""
     folder = Path(os.path.abspath(out)).parent
+    files = [os.path.abspath(os.path.join(start, path or "")) for path in paths]
     relative = [os.path.relpath(file, folder) for file in files]
     if outside(folder, relative):
         common = os.path.commonpath([os.path.dirname(file) for file in files])
@@ -239,12 +213,16 @@ def save_thumbnails(folder: RunFolder, source: ExampleSet, also: Sequence[int] =
     """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
     import torch
 
-    if not _is_images(source.take(torch.tensor([0]))[0]):
+    inputs = source.take(torch.tensor([0]))[0]
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
+        return
+    if inputs.shape[1] not in (1, 3, 4) or min(inputs.shape[2:]) < 2:
         return
     ranking = folder.ranking()
     names = ranking["id"][shown_rows(ranking, also)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
-    pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
+    parts = torch.tensor([place[name] for name in names]).split(64)
+    pictures = [_encode(pixels) for part in parts for pixels in source.take(part)[0].detach().cpu().numpy()]
     folder.write_parquet(PICTURES, {"id": names, "picture": pictures}, compression="none")
 
 
@@ -272,28 +250,12 @@ def image_from_file(path: str, largest: int) -> bytes | None:
         return None
 
 
-def _is_images(inputs: Any) -> bool:
-    """Whether inputs (N, C, H, W) can be shown as images."""
-    import torch
-
-    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
-        return False
-    return inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
-
-
 def _shrink(image: Any, largest: int = LARGEST) -> bytes:
     """A Pillow image as a JPEG of at most ``largest`` pixels per side."""
     stream, image = io.BytesIO(), image.convert("RGB")
     image.thumbnail((largest, largest))
     image.save(stream, "JPEG", quality=90, subsampling=0)  # colours of small images would blur
     return stream.getvalue()
-
-
-def _pixels(source: ExampleSet, places: list[int]) -> Iterator[np.ndarray]:
-    import torch
-
-    for piece in torch.tensor(places).split(64):
-        yield from source.take(piece)[0].detach().cpu().numpy()
 
 
 def _encode(array: np.ndarray) -> bytes:

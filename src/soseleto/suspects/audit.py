@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -119,7 +118,8 @@ def _recall(suspects: Sequence[Checked], others: Sequence[Checked]) -> Estimate:
     left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
     hits = found.first + np.arange(len(left))
     ends = []
-    for lost in (missed.largest(left), missed.smallest(left)):
+    for step in (1, -1):
+        lost = missed.furthest(left, step)
         possible = (lost >= 0) & (hits + lost > 0)
         ends.append(hits[possible] / (hits + lost)[possible])
     guess = _guess(suspects) + _guess(others)
@@ -147,17 +147,11 @@ class Evidence:
         inside = inside if len(inside) else np.arange(len(self.against))
         return self.first + int(inside[0]), self.first + int(inside[-1])
 
-    def largest(self, bounds: Array) -> Array:
-        """The largest W with evidence below each bound, −1 where there is none."""
+    def furthest(self, bounds: Array, step: int) -> Array:
+        """The largest W (step 1) or the smallest (-1) with evidence below each bound, −1 where there is none."""
         best = int(self.against.argmin())
-        count = np.searchsorted(np.maximum.accumulate(self.against[best:]), bounds, side="left")
-        return np.where(count > 0, self.first + best + count - 1, -1)
-
-    def smallest(self, bounds: Array) -> Array:
-        """The smallest W with evidence below each bound, −1 where there is none."""
-        best = int(self.against.argmin())
-        count = np.searchsorted(np.maximum.accumulate(self.against[best::-1]), bounds, side="left")
-        return np.where(count > 0, self.first + best - count + 1, -1)
+        count = np.searchsorted(np.maximum.accumulate(self.against[best::step]), bounds, side="left")
+        return np.where(count > 0, self.first + best + step * (count - 1), -1)
 
 
 def total(strata: Sequence[Checked]) -> Evidence:
@@ -175,26 +169,20 @@ def total(strata: Sequence[Checked]) -> Evidence:
 def evidence(stratum: Checked) -> Evidence:
     """log of the prior-posterior ratio of a beta-binomial prior with mean near ``expected``, for every W.
 
-    The coverage holds for every prior; a good guess makes the set narrower.
+    By Bayes it is the probability of the answers under the prior, over that given W. The coverage holds for every
+    prior; a good guess makes the set narrower.
     """
+    from scipy.stats import betabinom
+
     size, checked, wrong = stratum.size, len(stratum.answers), sum(stratum.answers)
     a, b = 1 + round(4 * stratum.expected), 1 + round(4 * (1 - stratum.expected))
     n = np.arange(stratum.wrong, size - stratum.right + 1)
-    prior = _beta_binomial(n, size, a, b)
-    return Evidence(stratum.wrong, prior - _beta_binomial(n - wrong, size - checked, a + wrong, b + checked - wrong))
-
-
-def _beta_binomial(n: Array, size: int, a: int, b: int) -> Array:
-    """log P(n of ``size``) for whole a and b."""
-    return _choose(n + a - 1, a - 1) + _choose(size - n + b - 1, b - 1) - _choose(size + a + b - 1, a + b - 1)
+    given = _choose(n, wrong) + _choose(size - n, checked - wrong) - _choose(size, checked)
+    return Evidence(stratum.wrong, betabinom.logpmf(wrong, checked, a, b) - given)
 
 
 def _choose(n: Array | int, k: int) -> Array:
     """log of the binomial coefficient."""
-    table = _log_factorials(1 << int(np.max(n) + 1).bit_length())
-    return np.asarray(table[n] - table[k] - table[np.asarray(n) - k])
+    from scipy.special import gammaln
 
-
-@lru_cache(maxsize=4)
-def _log_factorials(n: int) -> Array:
-    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n)))])
+    return np.asarray(gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(np.asarray(n) - k + 1))

@@ -139,20 +139,14 @@ def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
     """The number of probes."""
     if share == "auto":
         m = min(round(AUTO_SHARE * n_target), AUTO_MOST, n_source // 5)
-        needed = math.ceil(FEWEST / AUTO_SHARE)
-        if m < FEWEST:
-            raise UsageError(
-                f"probes='auto' needs at least {needed} target and {5 * FEWEST} source examples, got {n_target} target "
-                f"and {n_source} source examples: give more, or say probes=0."
-            )
-        return m
-    if not isinstance(share, float) or not 0.0 < share < 1.0:
+    elif isinstance(share, float) and 0.0 < share < 1.0:
+        m = round(share * n_target)
+    else:
         raise UsageError(f"probes must be a share of the target between 0 and 1, or 'auto', got {share!r}.")
-    m = round(share * n_target)
-    if not FEWEST <= m <= n_target - 1:
+    if not FEWEST <= m < n_target:
         raise UsageError(
-            f"probes={share} of {n_target} target examples are {m} probes: at least {FEWEST} are needed, and at least "
-            "one target example must remain; say probes='auto', or probes=0 for none."
+            f"probes={share!r} of {n_target} target and {n_source} source examples are {m} probes: at least {FEWEST} "
+            "are needed, and at least one target example must remain; give more examples, or say probes=0."
         )
     return m
 

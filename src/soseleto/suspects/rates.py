@@ -54,15 +54,21 @@ class Judged:
     """order: the source examples, the most probably wrong first; of the first k of them, k = 1, 2, ...
 
     false: (n,) the expected share of false alarms; low, high: (n,) the ends of its interval
+    count: the number of suspects
     """
 
     order: Array
     false: Array
     low: Array
     high: Array
-    suspects: Array
-    precision: Estimate
+    count: int
     wrong_share: Estimate
+
+    def precision(self, count: int) -> Estimate:
+        """Of the first ``count``."""
+        if not count:
+            return Estimate(1.0, 0.0, 1.0)
+        return Estimate(*(float(1.0 - share[count - 1]) for share in (self.false, self.high, self.low)))
 
 
 def judge(found: Judgement, precision: float = 0.9) -> Judged:
@@ -90,12 +96,7 @@ def judge(found: Judgement, precision: float = 0.9) -> Judged:
     expected = round(share.value * n)
     allowed = np.flatnonzero(1 - false[:expected] >= precision)
     count = int(allowed[-1]) + 1 if len(allowed) else min(int(false.argmin()) + 1, max(LEAST, round(share.low * n)))
-    count = min(count, expected)
-    suspects = np.zeros(n, dtype=bool)
-    suspects[order[:count]] = True
-    at = max(count - 1, 0)
-    stated = Estimate(1 - false[at], 1 - max(high[at], false[at]), 1 - min(low[at], false[at]))
-    return Judged(order, false, low, high, suspects, stated, share)
+    return Judged(order, false, low, high, min(count, expected), share)
 
 
 def _like_the_source(found: Judgement) -> Array:

@@ -62,12 +62,6 @@ class Suspects:
         return int(self.probability.isnan().sum())
 
     def __str__(self) -> str:
-        if len(self) == 0:
-            highest = float(self.probability[~self.probability.isnan()].max())
-            return (
-                f"no suspects of {len(self.probability):,} (the highest probability is {highest:.2f}), "
-                f"wrong labels in all {self.wrong_share} ({self.basis})"
-            )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
             f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
@@ -80,12 +74,9 @@ class Suspects:
         """The summary that a run folder stores."""
         return {
             "basis": self.basis,
-            "probability_basis": self.basis,
             "threshold": self.threshold,
             "count": len(self),
-            "n_source": len(self.probability),
             "unknown": self.unknown,
-            "n_known": len(self.evidence.judgement.trusted_labels),
             "precision": self.precision.to_dict(self.basis),
             "recall": self.recall.to_dict(self.basis),
             "wrong_share": self.wrong_share.to_dict(self.basis),
@@ -175,7 +166,7 @@ class Evidence:
         if not 0.0 < precision < 1.0:
             raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")
         judged = judge(self._of_judged, precision)
-        return self._suspects(judged, int(judged.suspects.sum()))
+        return self._suspects(judged, judged.count)
 
     def at(self, threshold: float) -> Suspects:
         if not 0.0 <= threshold <= 1.0:
@@ -189,12 +180,10 @@ class Evidence:
         probability[self.judged] = torch.from_numpy(self._probability.astype(np.float32))
         is_suspect = self.judged.clone()
         is_suspect[self.judged] = torch.from_numpy(np.isin(np.arange(n), judged.order[:count]))
-        ends = (judged.false, judged.high, judged.low)
-        last = [float(1.0 - end[count - 1]) for end in ends] if count else [1.0, 0.0, 1.0]
-        value, low, high = last
+        precision = judged.precision(count)
         if not self._informative:
-            low, high = 0.0, 1.0
-        hits = [count / n * part for part in (value, low, high)]
+            precision = Estimate(precision.value, 0.0, 1.0)
+        hits = [count / n * part for part in (precision.value, precision.low, precision.high)]
         shares = [max(part, 1e-9) for part in (share.value, share.high, share.low)]
         recall = [min(of / all_wrong, 1.0) for of, all_wrong in zip(hits, shares, strict=True)]
         return Suspects(
@@ -202,7 +191,7 @@ class Evidence:
             suggested=self.suggested,
             threshold=float(self._probability[judged.order[count - 1]]) if count else 1.0,
             is_suspect=is_suspect,
-            precision=Estimate(value, low, high),
+            precision=precision,
             recall=Estimate(*recall),
             wrong_share=share,
             evidence=self,

@@ -113,9 +113,9 @@ class Unscaled:
         return getattr(self.inner, name)
 
     def gradient(
-        self, model: nn.Module, loss: LossOf, batch: Any, side: str, coefficients: Tensor | None = None
+        self, model: nn.Module, loss: LossOf, batch: Any, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, gradients = self.inner.gradient(model, loss, batch, side, coefficients)
+        losses, gradients = self.inner.gradient(model, loss, batch, coefficients)
         return self._down(losses), self._all_down(gradients)
 
     def losses(self, model: nn.Module, loss: LossOf, batch: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from soseleto.defaults import DefaultMethod, Settings, kind_of_inputs, resolve
 from soseleto.errors import UsageError, need
 from soseleto.parallel.fsdp import sharing_of
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.parallel.reducer import Single, choose_device
+from soseleto.parallel.reducer import Single, choose_device, require_alone
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
@@ -160,18 +159,13 @@ def fit(
 
 
 def _check(checkpoints: Checkpoints, compute: Compute, out: str | Path | None) -> None:
-    """Raise for a run folder that is missing, and where torchrun started several processes that would train alone."""
+    """Raise for a run folder that is missing, and for one of several processes that would train alone."""
     if checkpoints.steps is not None and out is None:
         raise UsageError("checkpoints every few steps have no effect without a run folder: add out='runs/name'.")
     for package in ("PIL.Image", "pyarrow.parquet", "safetensors.torch") if out is not None else ():
         need(package, to="a run folder")
-    size = os.environ.get("WORLD_SIZE", "1")
-    if compute.reducer is None and size.isdecimal() and int(size) > 1:
-        raise UsageError(
-            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun), and without a reducer each would "
-            "train alone: write `with soseleto.ranks() as reducer:` and in it fit(..., "
-            "compute=Compute(reducer=reducer)), or unset WORLD_SIZE."
-        )
+    if compute.reducer is None:
+        require_alone()
 
 
 def _settings(

@@ -130,7 +130,6 @@ class Keeper:
         folder = self.records.folder
         assert folder is not None
         if folder.is_run():
-            checkpoint.tidy(folder.path)
             require_same(folder.path, comparable(folder.config()), comparable(self.config))
             damage: list[str] = []
             last = checkpoint.load_last(folder.path, damage.append)
