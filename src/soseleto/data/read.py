@@ -31,7 +31,6 @@ from soseleto.errors import DataError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
 MODES = ("noisy", "transfer")
-_UNLABELLED = "unlabelled set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,6 @@ class Pair:
     copies: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
-    unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -67,7 +65,6 @@ def read_pair(
     test: Any = None,
     *,
     mode: str,
-    unlabelled: str | os.PathLike[str] | None = None,
     reading: Reading | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
@@ -78,18 +75,15 @@ def read_pair(
     that are in the target under another label are left out in any case, see ``Pair.labels_before``. In noisy mode
     source and target share one list of classes; in transfer mode target and test have their own. File options are
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
-
-    unlabelled: path of further inputs, which are read and checked like the source's; labels in it are ignored
     """
     reading = reading or Reading()
-    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress, unlabelled)
+    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
-    compared = [name for name in ("source", "target", "test") if name in kept]
-    grouped, groups = with_groups([kept[name] for name in compared], preparation)
-    kept |= dict(zip(compared, grouped, strict=True))
+    grouped, groups = with_groups([*kept.values()], preparation)
+    kept = dict(zip(kept, grouped, strict=True))
     before, checked = None, dict[str, str]()
     copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
     if copies:
@@ -106,7 +100,6 @@ def read_pair(
         copies=copies,
         checked=checked,
         preparation=preparation,
-        unlabelled=kept[_UNLABELLED].inputs if _UNLABELLED in kept else None,
     )
 
 
@@ -204,8 +197,8 @@ def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
     return raw
 
 
-def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, known: Sequence[str] = ()) -> Raw:
-    """With ``labelled=False`` every label is 0; ``known`` are then the training's columns of features."""
+def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -> Raw:
+    """With ``labelled=False`` every label is 0."""
     suffix = path.suffix.lower()
     if path.is_dir():
         lacking = ("label", *tables.MAY_LACK.get(name, tables.ROLES))
@@ -232,7 +225,6 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
         folder=path.parent,
         what=str(path),
         labelled=labelled,
-        known=known,
     )
 
 
@@ -246,7 +238,6 @@ def _read(
     mode: str,
     reading: Reading,
     progress: Progress | None,
-    unlabelled: str | os.PathLike[str] | None = None,
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
@@ -258,9 +249,6 @@ def _read(
             "checked beside files: give all data as pairs or Datasets."
         )
     raws = number_labels(raws, shared=mode == "noisy")
-    if unlabelled is not None:
-        known = () if raws[0].table is None else raws[0].table.column_names
-        raws.append(_from_path(Path(unlabelled).expanduser(), _UNLABELLED, reading, labelled=False, known=known))
     raws, preparation = prepare(raws, reading)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}
@@ -317,7 +305,7 @@ def _check_shapes(sets: dict[str, Examples]) -> None:
     source = sets["source"].inputs
     for name, examples in sets.items():
         inputs = examples.inputs
-        if inputs.shape[1:] != source.shape[1:] or (name == _UNLABELLED and inputs.dtype != source.dtype):
+        if inputs.shape[1:] != source.shape[1:]:
             raise DataError(
                 f"{name} inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])} but the source's are "
                 f"{source.dtype} of shape {tuple(source.shape[1:])}: bring them to one shape and type."
@@ -359,9 +347,8 @@ def _inputs(
     path: Path, shape: tuple[int, ...], preparation: Preparation | None, reading: Reading, strict: bool
 ) -> Inputs:
     if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
-        values, receipt = prepared(tables.load(path, reading), preparation, str(path))
-        receipt.report(strict=strict)
-        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
+        values, usable = prepared(tables.load(path, reading), preparation, str(path), strict=strict)
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, usable)
     if image_files.is_image(path) and path.is_file():
         raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(str(path),))
     else:

@@ -94,7 +94,7 @@ def _columns(reading: Reading, option: str) -> Sequence[str]:
 class Problem:
     """One problem of one data set, found before training.
 
-    where: "source", "target", "test" or "unlabelled set"
+    where: "source", "target" or "test"
     kind: a short keyword, such as "unreadable" or "duplicate"
     text: one sentence for the user
     ids: the examples to leave out, as skip_bad does
@@ -156,7 +156,7 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 class Raw:
     """One data set before its labels are numbered; exactly one of ``inputs``, ``table`` and ``images`` is set."""
 
-    name: str  # "source", "target", "test" or "unlabelled set", for error messages
+    name: str  # "source", "target", "test" or another, for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -27,7 +26,6 @@ from soseleto.task.losses import Loss, cross_entropy
 
 TaskKind = Literal["classification", "regression"]
 _LOWEST, _HIGHEST = 0.05, 20.0  # temperatures
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +63,7 @@ class Predictor:
         """
         usable = None
         if self.preparation is not None and is_frame(inputs):
-            inputs, receipt = prepared(frame_table(inputs), self.preparation, "the data frame")
-            receipt.report()
-            usable = receipt.usable
+            inputs, usable = prepared(frame_table(inputs), self.preparation, "the data frame")
         pieces = structure.split(self._stored(inputs), self._batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
@@ -139,7 +135,7 @@ class Predictor:
 def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     """Temperature scaling (Guo et al. 2017): T = argmin Σ_i −log softmax(z_i / T)[y_i] over held-out examples.
 
-    By golden-section search in [0.05, 20], since the loss is convex in 1/T. The predicted classes do not change.
+    In [0.05, 20], by Brent's method, since the loss is convex in 1/T. The predicted classes do not change.
 
     >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
     >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 2)  # 3 of 4 correct: logit log 3
@@ -150,18 +146,15 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
             f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)} cannot be calibrated: "
             "give (N, classes) outputs and N class indices."
         )
+    from scipy.optimize import minimize_scalar
+
     logits = outputs.detach().to("cpu", torch.float64)
     if not bool(logits.isfinite().all()):
         raise DataError("some outputs are NaN or infinite and cannot be calibrated: check the inputs.")
-    low, high = 1 / _HIGHEST, 1 / _LOWEST
-    while high - low > 1e-6:
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if _loss(logits, labels, left) <= _loss(logits, labels, right):
-            high = right
-        else:
-            low = left
-    return 2 / (low + high)
-
-
-def _loss(logits: Tensor, labels: Tensor, inverse: float) -> float:
-    return float(F.cross_entropy(logits * inverse, labels))
+    found = minimize_scalar(
+        lambda inverse: float(F.cross_entropy(logits * inverse, labels)),
+        bounds=(1 / _HIGHEST, 1 / _LOWEST),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return float(1 / found.x)
