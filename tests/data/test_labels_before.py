@@ -59,7 +59,8 @@ def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
     pair = read_pair(*checked(tmp_path, differ=True), mode="noisy")
     (problem,) = pair.dropped
     assert problem.kind == "checked"
-    assert "copies of 30 target examples, 10 of them under another label" in problem.text
+    assert "copies of 30 target examples (" in problem.text
+    assert ", 10 of them under another label: these" in problem.text
     assert len(pair.source) == 30  # the copies are left out
     before = pair.labels_before
     assert before is not None

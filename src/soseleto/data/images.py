@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.reading import Names, Problem, Raw, Reading, some
+from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.errors import DataError, counted
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
@@ -249,7 +249,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        Names(tuple(class_of)) if labelled else torch.zeros(len(ids)).long(),
+        tuple(class_of) if labelled else torch.zeros(len(ids)).long(),
         images=files,
         ids=tuple(ids),
         paths=files,

@@ -32,7 +32,6 @@ from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
 from soseleto.data.batches import seed_for, source_batches
 from soseleto.data.examples import Examples, in_pieces
-from soseleto.data.reading import Names
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
@@ -318,7 +317,7 @@ class _Reader(Dataset[Any]):
             with own_random_state():
                 inputs, labels = self.batch(request if request.places else request._replace(places=[0]))
             inputs, labels = structure.change(narrowed, inputs), labels_of(labels, name=self._name)
-            if isinstance(labels, Names):
+            if not isinstance(labels, Tensor):
                 raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
             if not structure.tensors(inputs):
                 raise DataError(

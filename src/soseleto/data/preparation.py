@@ -170,13 +170,8 @@ class TablePreparation:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        try:
-            columns = tuple(map(column_from_dict, fields["columns"]))
-            return cls(columns, tuple(map(Seen.from_dict, fields["seen"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the preparation of the table cannot be read ({error}): restore it from a copy."
-            ) from error
+        columns = tuple(map(column_from_dict, fields["columns"]))
+        return cls(columns, tuple(map(Seen.from_dict, fields["seen"])))
 
 
 def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:

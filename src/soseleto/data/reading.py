@@ -128,16 +128,13 @@ class ProblemsError(DataError):
         )
 
 
-@dataclass(frozen=True)
-class Names:
-    """The label of every example as a name; None if it has no label."""
+Names = tuple[str | None, ...]  # the label of every example as a name; None if it has no label
 
-    names: tuple[str | None, ...]
 
-    def index(self, classes: Sequence[str]) -> Tensor:
-        """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
-        index_of: dict[str | None, int] = {name: at for at, name in enumerate(classes)}
-        return torch.tensor([index_of.get(name, -1) for name in self.names], dtype=torch.int64)
+def index_of(names: Names, classes: Sequence[str]) -> Tensor:
+    """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
+    places: dict[str | None, int] = {name: at for at, name in enumerate(classes)}
+    return torch.tensor([places.get(name, -1) for name in names], dtype=torch.int64)
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -171,7 +168,7 @@ class Raw:
     problems: tuple[Problem, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.labels.names if isinstance(self.labels, Names) else self.labels)
+        return len(self.labels)
 
     def id_of(self, row: int) -> str:
         return str(row) if self.ids is None else self.ids[row]

@@ -112,14 +112,9 @@ class TextPreparation:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], json: str) -> TextPreparation:
         """What ``to_dict`` wrote, and the tokenizer's JSON."""
-        try:
-            settings = fields["tokenizer"]
-            tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
-            return cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the preparation of the texts cannot be read ({error}): restore it from a copy."
-            ) from error
+        settings = fields["tokenizer"]
+        tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
+        return cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
 
 
 @dataclass(frozen=True, eq=False)

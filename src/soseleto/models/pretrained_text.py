@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.errors import DataError, UsageError, first_line, need
+from soseleto.errors import UsageError, first_line, need
 
 PREFIX = "hf:"
 CLASSIFIER = "classifier.safetensors"  # of an exported folder
@@ -89,12 +89,9 @@ class PretrainedText:
     def build(self, mode: str, *, classes: int) -> nn.Module:
         """The model with random weights: a classifier, in transfer mode only its encoder."""
         transformers = _transformers()
-        try:
-            with _quiet(transformers):
-                config = transformers.AutoConfig.for_model(**self.config)
-                language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-            raise DataError(f"the text model cannot be built ({first_line(error)}): restore the run.") from error
+        with _quiet(transformers):
+            config = transformers.AutoConfig.for_model(**self.config)
+            language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
         return _with_classifier(language_model, mode, classes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,11 +99,8 @@ class PretrainedText:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> PretrainedText:
-        try:
-            config, special = dict(fields["config"]), dict(fields["special_tokens"])
-            return cls(config, str(fields["tokenizer"]), special, int(fields["pad"]), int(fields["longest"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"the text model of the run cannot be read ({error}): restore it from a copy.") from error
+        config, special = dict(fields["config"]), dict(fields["special_tokens"])
+        return cls(config, str(fields["tokenizer"]), special, int(fields["pad"]), int(fields["longest"]))
 
     def save(self, language_model: Any, classifier: nn.Linear, folder: Path, classes: Sequence[str]) -> None:
         """Write a trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.
