@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
@@ -215,9 +215,9 @@ ExampleSet = Examples | LazyDataset
 def fits_memory(dataset: Any) -> bool:
     """Whether a Dataset is better read into memory: that is one pass, and every epoch after it is faster.
 
-    So if its items are tensors already, or do not change from read to read, have one shape and are few: at most 256 MB.
+    So if its items do not change from read to read, have one shape and are few: at most 256 MB.
     """
-    if _is_tensors(dataset) or len(dataset) == 0:
+    if len(dataset) == 0:
         return True
     if _changing(dataset) is not None:
         return False
@@ -230,9 +230,6 @@ def fits_memory(dataset: Any) -> bool:
 
 def read_into_memory(dataset: Any, *, name: str) -> tuple[Any, Any]:
     """Inputs and labels of a Dataset, each item of which is read once."""
-    if _is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
-        inputs, labels = dataset.tensors
-        return inputs, labels
     if len(dataset) == 0:
         raise DataError(f"the {name} data set is empty: give it at least one example.")
     if (at := _changing(dataset)) is not None:
@@ -242,14 +239,6 @@ def read_into_memory(dataset: Any, *, name: str) -> tuple[Any, Any]:
         )
     with own_random_state():
         return _Reader(dataset, None, name).batch(_Request(list(range(len(dataset))), 0, "read"))
-
-
-def _is_tensors(dataset: Any) -> bool:
-    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
-    cls: Any = type(dataset)
-    return isinstance(dataset, TensorDataset) and all(
-        getattr(cls, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
-    )
 
 
 def _changing(dataset: Any) -> int | None:

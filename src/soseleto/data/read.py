@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
@@ -164,7 +165,14 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple | list) and len(data) == 2
+    return len(_parts(data)) == 2
+
+
+def _parts(data: Any) -> Sequence[Any]:
+    """What a pair consists of; a TensorDataset is one, but no subclass, which may read otherwise."""
+    if type(data) is TensorDataset:
+        return data.tensors
+    return data if isinstance(data, tuple | list) else ()
 
 
 def _raw(data: Any, name: str, reading: Reading) -> Raw:
@@ -175,7 +183,8 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name, reading)
     if _is_pair(data):
-        return _from_pair(data[0], data[1], name)
+        inputs, labels = _parts(data)
+        return _from_pair(inputs, labels, name)
     if tables.is_huggingface(data):
         return tables.from_huggingface(data, name=name, reading=reading)
     if tables.is_frame(data):

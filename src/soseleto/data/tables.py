@@ -58,8 +58,6 @@ def load(path: Path, reading: Reading | None = None) -> Any:
         return table
     except (DataError, MemoryError):
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: check the path.") from error
     except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
         raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
 

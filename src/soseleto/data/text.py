@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,12 +161,8 @@ def padded_length(tokens: int, most: int) -> int:
     >>> [padded_length(n, 100) for n in (3, 17, 33, 49, 70, 100)]
     [16, 24, 48, 64, 96, 100]
     """
-    power = _SHORTEST
-    while power < tokens:
-        if tokens <= power * 3 // 2:
-            return min(power * 3 // 2, most)
-        power *= 2
-    return min(power, most)
+    lengths = (base << doublings for doublings in count() for base in (_SHORTEST, 3 * _SHORTEST // 2))
+    return min(most, next(length for length in lengths if length >= tokens))
 
 
 def length_batches(padded: Tensor, size: int, *, seed: int, epoch: int) -> Sequence[Tensor]:
