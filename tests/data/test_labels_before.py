@@ -66,7 +66,7 @@ def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
     assert before is not None
     assert before[:10].tolist() == [-1] * 10
     assert (before[10:] != pair.target.labels[10:]).tolist() == [n % 3 == 0 for n in range(30)]
-    assert pair.copies == tuple(str(n) for n in range(30))
+    assert problem.ids == tuple(str(n) for n in range(30))
     assert pair.checked == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
 
 

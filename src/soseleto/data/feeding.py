@@ -81,11 +81,6 @@ class Prepare:
         }
 
 
-def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparation:
-    """What ``to_dict`` of either class wrote."""
-    return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
-
-
 def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardize | bool | None) -> Prepare:
     """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 

@@ -41,7 +41,7 @@ class Pair:
     labels_before: the target's labels from before it was checked, (N,) with -1 where unknown: of the column that
         ``Reading.before_column`` names, else, where target examples also lay in the source and some under another
         label, the labels that they had there
-    copies: the ids of these source examples, which are left out; checked: the target's label, where it is another
+    checked: by id, the target's label of source examples that were left out since it is another there
     """
 
     source: Examples
@@ -50,7 +50,6 @@ class Pair:
     problems: tuple[Problem, ...] = ()
     dropped: tuple[Problem, ...] = ()
     labels_before: Tensor | None = None
-    copies: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
 
@@ -86,8 +85,7 @@ def read_pair(
     grouped, groups = with_groups([*kept.values()], preparation)
     kept = dict(zip(kept, grouped, strict=True))
     before, checked = None, dict[str, str]()
-    copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
-    if copies:
+    if any(problem.kind == CHECKED for problem in problems):
         before, checked = labels_in_source(kept["target"], sets["source"], preparation)
     if in_column:
         before = torch.tensor([in_column[kept["target"].id_of(row)] for row in range(len(kept["target"]))])
@@ -98,7 +96,6 @@ def read_pair(
         (*problems, *groups),
         dropped,
         labels_before=before,
-        copies=copies,
         checked=checked,
         preparation=preparation,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
 from typing import Any, Literal, Self
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from soseleto.data import ExampleSet, structure
 from soseleto.data.arrays import inputs_of
 from soseleto.data.examples import in_pieces
-from soseleto.data.feeding import EVALUATION_BATCH, Prepare
+from soseleto.data.feeding import Prepare
 from soseleto.data.preparation import Preparation, TablePreparation, prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.tables import frame_table, is_frame
@@ -38,7 +38,7 @@ class Predictor:
     """
 
     model: nn.Module
-    prepare: Callable[[Inputs], Inputs]
+    prepare: Prepare
     device: torch.device
     loss: Loss = cross_entropy
     task: TaskKind = "classification"
@@ -48,12 +48,8 @@ class Predictor:
     @property
     def preparation(self) -> Preparation | None:
         """How the columns of a table become inputs; None for other inputs."""
-        preparation = getattr(self.prepare, "standardize", None)
+        preparation = self.prepare.standardize
         return preparation if isinstance(preparation, TablePreparation | TextPreparation) else None
-
-    @property
-    def _batch(self) -> int:
-        return getattr(self.prepare, "evaluation_batch", EVALUATION_BATCH)
 
     def outputs(self, inputs: Any) -> Tensor:
         """The model's outputs (logits) on the CPU: for images, features, dicts, a data frame, a list of texts.
@@ -64,7 +60,7 @@ class Predictor:
         usable = None
         if self.preparation is not None and is_frame(inputs):
             inputs, usable = prepared(frame_table(inputs), self.preparation, "the data frame")
-        pieces = structure.split(self._stored(inputs), self._batch)
+        pieces = structure.split(self._stored(inputs), self.prepare.evaluation_batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
         outputs = torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
@@ -74,15 +70,13 @@ class Predictor:
 
     def outputs_of(self, examples: ExampleSet, model: nn.Module | None = None) -> Tensor:
         """Outputs for every example, on the CPU, of ``self.model`` or of another model that is made of parts of it."""
-        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self._batch)))
+        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model or self.model, pieces)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
         with evaluation_mode(self.model), torch.no_grad():
             for piece in pieces:
-                inputs = structure.to_device(piece, self.device)
-                if isinstance(self.prepare, Prepare):
-                    inputs = self.prepare.match_input_range(inputs, "the data")
+                inputs = self.prepare.match_input_range(structure.to_device(piece, self.device), "the data")
                 yield structure.call(model, self.prepare(inputs))
 
     def _stored(self, inputs: Any) -> Inputs:
@@ -109,7 +103,7 @@ class Predictor:
         from soseleto.data import as_example_set
 
         examples = as_example_set(dataset, name="test", preparation=self.preparation)
-        pieces, kept = tee(examples.read(in_pieces(len(examples), self._batch)))
+        pieces, kept = tee(examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
         losses, right = [], []
         for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
             truth = structure.to_device(labels, self.device)
