@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from soseleto.data import ExampleSet, structure
+from soseleto.data import ExampleSet, as_example_set, structure
 from soseleto.data.arrays import inputs_of
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import Prepare
@@ -100,8 +100,6 @@ class Predictor:
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Mean loss, and for classification the accuracy in percent."""
-        from soseleto.data import as_example_set
-
         examples = as_example_set(dataset, name="test", preparation=self.preparation)
         pieces, kept = tee(examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
         losses, right = [], []
@@ -115,8 +113,6 @@ class Predictor:
 
     def calibrated(self, dataset: Any) -> Self:
         """A copy whose temperature is fitted on ``dataset``: labelled examples that were not used in training."""
-        from soseleto.data import as_example_set
-
         self._need_classes("calibrated")
         examples = as_example_set(dataset, name="calibration", preparation=self.preparation)
         return replace(self, temperature=fit_temperature(self.outputs_of(examples), examples.labels.cpu()))
