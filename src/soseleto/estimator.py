@@ -8,6 +8,7 @@ Needs scikit-learn 1.6 or newer.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -226,11 +227,9 @@ class _Inputs:
         y = None if y is None else _array(y)
         if self.preparation is not None:
             validate_data(estimator, X, reset=reset, skip_check_array=True)
-            inputs, receipt = prepared(frame_table(X), self.preparation, "X")
-            if y is not None:
-                return inputs, _labels_of(y, X)
-            receipt.report()
-            return inputs, None
+            level = logging.WARNING if y is None else logging.DEBUG  # of the source, missing values are as expected
+            inputs, _ = prepared(frame_table(X), self.preparation, "X", level=level)
+            return inputs, None if y is None else _labels_of(y, X)
         checks = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
             return _tensor(validate_data(estimator, _array(X), reset=reset, **checks)), None

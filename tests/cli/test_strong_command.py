@@ -1,4 +1,4 @@
-"""``soseleto fit --method strong``: its run folder, and a set without labels."""
+"""``soseleto fit --method strong``: its run folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import soseleto
-from soseleto.data import read_pair
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
@@ -54,32 +52,6 @@ def test_photos_are_learned_from_and_recorded(desk: Path, type_: Type) -> None:
     assert "The probability that the label is right, by the teacher" in page
     assert "lignment" not in page
     assert len(RunFolder.open(desk / "run").ranking()["weight"]) == 48
-
-
-def numbers(path: Path, n: int, seed: int, columns: str = "a,y,colour,label") -> Path:
-    """A table with gaps; ``y`` is a feature, since the labels are in ``label``."""
-    draw = np.random.default_rng(seed)
-    a, y = draw.normal(size=(2, n)).round(3)
-    found = {
-        "a": ["" if row % 7 == 0 else str(a[row]) for row in range(n)],
-        "y": [str(value) for value in y],
-        "colour": [("red", "blue", "green")[row % 3] for row in range(n)],
-        "label": ["high" if value > 0 else "low" for value in y],
-        "also": ["1"] * n,
-    }
-    named = columns.split(",")
-    lines = [",".join(found[name][row] for name in named) for row in range(n)]
-    path.write_text("\n".join([columns, *lines]) + "\n")
-    return path
-
-
-@pytest.mark.parametrize("columns", ["a,y,colour", "colour,label,y,a"])
-def test_a_table_with_or_without_its_label_column(columns: str, tmp_path: Path) -> None:
-    source, target = numbers(tmp_path / "s.csv", 60, 0), numbers(tmp_path / "t.csv", 20, 1)
-    same = numbers(tmp_path / "same.csv", 60, 0, columns)
-    pair = read_pair(source, target, mode="noisy", unlabelled=same)
-    assert pair.unlabelled is not None
-    assert torch.equal(pair.unlabelled, pair.source.inputs)
 
 
 def test_transfer_mode_is_refused(desk: Path, type_: Type) -> None:

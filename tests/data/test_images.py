@@ -92,7 +92,7 @@ def test_the_number_of_threads_changes_nothing(image_folder, tmp_path, monkeypat
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         made.append(images.decoded(files, (3, 16, 16), progress=lambda *two: seen.append(two)))
     (one, bad), (many, same) = made
-    assert bad == same == [(100, "is not an image of a known kind"), (151, "is missing")]
+    assert bad == same == {"is not an image of a known kind": [100], "is missing": [151]}
     assert torch.equal(one, many)
     assert seen[-1] == (152, 152)
 

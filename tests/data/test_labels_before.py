@@ -59,13 +59,14 @@ def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
     pair = read_pair(*checked(tmp_path, differ=True), mode="noisy")
     (problem,) = pair.dropped
     assert problem.kind == "checked"
-    assert "copies of 30 target examples, 10 of them under another label" in problem.text
+    assert "copies of 30 target examples (" in problem.text
+    assert ", 10 of them under another label: these" in problem.text
     assert len(pair.source) == 30  # the copies are left out
     before = pair.labels_before
     assert before is not None
     assert before[:10].tolist() == [-1] * 10
     assert (before[10:] != pair.target.labels[10:]).tolist() == [n % 3 == 0 for n in range(30)]
-    assert pair.copies == tuple(str(n) for n in range(30))
+    assert problem.ids == tuple(str(n) for n in range(30))
     assert pair.checked == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
 
 

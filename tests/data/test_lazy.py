@@ -141,7 +141,7 @@ def test_the_feed_of_a_rank_holds_its_rows_of_the_whole_batch():
     data = LazyDataset(Noisy(), workers=0)
     whole = list(feed(data, plan, seed=0, epoch=1))
     mine = list(feed(data, plan, seed=0, epoch=1, keep=lambda batch: batch % 5 == 0, start=1))
-    assert [fed.places.tolist() for fed in mine] == [[5], [10]]
+    assert [fed.index.tolist() for fed in mine] == [[5], [10]]
     assert torch.equal(mine[0].inputs, whole[1].inputs[1:2])
     empty = list(feed(data, plan, seed=0, epoch=1, keep=lambda batch: batch < 0))
     assert empty[0].inputs.shape == (0, 3)

@@ -105,7 +105,7 @@ def test_cutout_covers_a_square() -> None:
 def test_a_target_example_has_other_views_at_every_visit_of_an_epoch() -> None:
     data = Examples(images(4), torch.arange(4))
     first, second = feed(data, list(TargetCycle(4, 4, 0).block(0, 2)), seed=0, epoch=2, augment=Views(count=2))
-    back = second.places.argsort()[first.places]
+    back = second.index.argsort()[first.index]
     assert not torch.equal(first.inputs[1], second.inputs[1][back])
 
 

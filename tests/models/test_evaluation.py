@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from soseleto.data.feeding import Prepare
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.prediction.predictor import Predictor
 
@@ -35,7 +36,7 @@ def test_predictions_are_those_of_evaluation_mode() -> None:
     """Without dropout, and by a norm's running statistics, also while the model is in training mode."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)).train()
     inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    found = Predictor(model=model, prepare=lambda x: x, device=torch.device("cpu")).outputs(inputs)
+    found = Predictor(model=model, prepare=Prepare(None, torch.float32), device=torch.device("cpu")).outputs(inputs)
     assert all(flags(model))
     statistics = model[1].running_mean.clone()
     with torch.no_grad():

@@ -40,12 +40,8 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
         array = array.transpose(0, 3, 1, 2)
     elif array.ndim == 3 and array.dtype == np.uint8:
         array = array[:, None]
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype.kind == "u" and array.dtype != np.uint8:
-        array = array.astype(np.int64)
-    elif array.dtype.kind == "b" or array.dtype.itemsize > 8:  # yes or no as features, and long doubles
-        array = array.astype(np.float32)
+    if array.dtype != np.uint8:
+        array = array.astype(np.float32 if array.dtype.kind in "bf" else np.int64, copy=False)
     return _narrow(torch.from_numpy(_writable(array)), name=name)
 
 
@@ -68,12 +64,9 @@ def narrowed(tensor: Tensor) -> Tensor:
 
 
 def _narrow(values: Tensor, *, name: str) -> Tensor:
-    values = _real(values, name)
-    if values.ndim == 1:
-        values = values[:, None]  # one column
-    if values.dtype.is_floating_point:
-        return values.to(torch.float32)
-    return values if values.dtype == torch.uint8 else values.to(torch.int64)
+    values = narrowed(_real(values, name))
+    values = values.float() if values.dtype == torch.bool else values
+    return values[:, None] if values.ndim == 1 else values  # one column
 
 
 def _writable(array: Any) -> Any:

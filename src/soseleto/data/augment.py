@@ -12,6 +12,7 @@ from torch import Tensor
 from soseleto.data.batches import ExampleRandom
 from soseleto.errors import DataError, UsageError
 
+_LIMITS = {"crop": math.inf, "rotate": math.inf, "scale": 1, "shift": math.inf, "shear": 90, "elastic": math.inf}
 _POINTS = 4  # control points of the elastic deformation, along each side
 
 
@@ -43,17 +44,12 @@ class Augment:
     elastic: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("crop", "rotate", "scale", "shift", "shear", "elastic"):
+        for field, limit in _LIMITS.items():
             value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{field} of Augment must be 0 or more, got {value!r}.")
+            if not 0 <= value < limit:
+                raise UsageError(f"{field} of Augment must be at least 0 and below {limit}, got {value!r}.")
         if self.crop != int(self.crop):
             raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
-        if self.scale >= 1 or self.shear >= 90:
-            raise UsageError(
-                f"scale of Augment must be below 1 and shear below 90, got {self.scale!r} and {self.shear!r}: for "
-                "±10 % write scale=0.1, for 20 degrees shear=20."
-            )
 
     def __call__(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
         """The augmented batch; what happens to an image depends on its own draws alone."""

@@ -163,17 +163,16 @@ def seed_for(seed: int, purpose: str, counter: int = 0) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def generator(seed: int, purpose: str, counter: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, purpose: str, counter: int = 0) -> torch.Generator:
     """A new generator for one purpose at one step or epoch.
 
     A resumed run uses the same (seed, purpose, counter) and draws the same numbers, so no random state is saved.
-    Numbers drawn on different device types differ.
 
     >>> first = torch.rand(2, generator=generator(0, "augment", 7))
     >>> bool((first == torch.rand(2, generator=generator(0, "augment", 7))).all())
     True
     """
-    return torch.Generator(device=device).manual_seed(seed_for(seed, purpose, counter))
+    return torch.Generator().manual_seed(seed_for(seed, purpose, counter))
 
 
 class ExampleRandom:

@@ -158,9 +158,7 @@ def labels_in_source(
 
 def copies(first: Examples, second: Examples, preparation: Preparation | None = None) -> list[Duplicate]:
     """The examples that both sets have, without those that are equal by chance."""
-    if not isinstance(first.inputs, Tensor) or not isinstance(second.inputs, Tensor):
-        return []
-    return _likely(duplicates(first.inputs, second.inputs, exact=True), first, second, preparation)[0]
+    return _likely(duplicates(first.inputs, second.inputs), first, second, preparation)[0]
 
 
 def _copies(
@@ -173,36 +171,44 @@ def _copies(
     set, which are left out of the source.
     """
     first, second, source = sets[known], sets[other], sets["source"]
-    pairs = duplicates(first.inputs, second.inputs)
-    exact, chance = _likely([pair for pair in pairs if pair.exact], first, second, preparation)
+    exact, chance = _likely(duplicates(first.inputs, second.inputs), first, second, preparation)
     few = "rows of values that are frequent, equal to"
     if isinstance(preparation, TextPreparation):
         few = "texts with the same beginning, before they are cut, as"
     near = {
-        "images that may be resized or recompressed copies of": [pair for pair in pairs if not pair.exact],
+        "images that may be resized or recompressed copies of": near_duplicates(first.inputs, second.inputs),
         few: chance,
     }
     if exact and known == "target" and _as_often_within(source, exact, len(first)):
         exact, near["rows with the same values as"] = [], exact
-    problems = []
+    kind, then = "duplicate", ""
     if other == "source" and known == "test":
-        problems = [_copy_problem(sets, known, other, exact, IN_TEST, "copies of")] if exact else []
-    elif other == "source" and mode == "noisy" and _differ(sets, exact):
-        problems = [_checked(sets, exact)]
-    elif exact:
-        problems = [_copy_problem(sets, known, other, exact, "duplicate", "copies of")]
+        left = len({pair.second for pair in exact})
+        kind, then = IN_TEST, f": {counted(left, 'source example is', 'source examples are')} left out"
+    elif other == "source" and mode == "noisy" and (differ := _differ(sets, exact)):
+        kind = CHECKED
+        then = (
+            f", {differ} of them under another label: these source examples are left out, and their labels taken as "
+            "those from before the target was checked"
+        )
+    problems = [_copy_problem(sets, known, other, exact, kind, "copies of", then)] if exact else []
     return problems + [_copy_problem(sets, known, other, of, "near duplicate", what) for what, of in near.items() if of]
 
 
 def _copy_problem(
-    sets: dict[str, Examples], known: str, other: str, pairs: Sequence[Duplicate], kind: str, what: str
+    sets: dict[str, Examples],
+    known: str,
+    other: str,
+    pairs: Sequence[Duplicate],
+    kind: str,
+    what: str,
+    then: str = "",
 ) -> Problem:
     first, second = sets[known], sets[other]
     ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
     copies = some([f"{known} {first.id_of(pair.first)} = {other} {second.id_of(pair.second)}" for pair in pairs])
     count = counted(len({pair.first for pair in pairs}), f"{known} example")
-    left = f": {counted(len(ids), 'source example is', 'source examples are')} left out" if kind == IN_TEST else ""
-    return Problem(other, kind, f"the {other} has {what} {count} ({copies}){left}.", ids, stops=kind == "duplicate")
+    return Problem(other, kind, f"the {other} has {what} {count} ({copies}){then}.", ids, stops=kind == "duplicate")
 
 
 def _contradictions(name: str, examples: Examples, preparation: Preparation | None) -> list[Problem]:
@@ -210,9 +216,8 @@ def _contradictions(name: str, examples: Examples, preparation: Preparation | No
     if examples.labels.ndim != 1 or not isinstance(examples.inputs, Tensor):
         return []
     pairs = _first_of_each(examples.inputs)
-    if name == "target" and is_images(examples.inputs):
-        near = duplicates(examples.inputs, examples.inputs)
-        pairs += [pair for pair in near if pair.first < pair.second and not pair.exact]
+    if name == "target":
+        pairs += [pair for pair in near_duplicates(examples.inputs, examples.inputs) if pair.first < pair.second]
     labels = examples.labels.tolist()
     pairs = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
     exact, _ = _likely(pairs, examples, examples, preparation)
@@ -231,7 +236,7 @@ def _contradictions(name: str, examples: Examples, preparation: Preparation | No
 def _first_of_each(rows: Tensor) -> list[Duplicate]:
     """Every row that equals an earlier one, with the first that it equals."""
     pairs = linked(codes(rows), np.arange(len(rows)))
-    return [Duplicate(first, row, True) for row, first in pairs.tolist() if row != first]
+    return [Duplicate(first, row) for row, first in pairs.tolist() if row != first]
 
 
 def linked(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -255,16 +260,6 @@ def _groups_of_test(sets: dict[str, Examples]) -> list[Problem]:
             text = f"{what} of groups that the {known} has too ({some(ids)}){fix}."
             problems.append(Problem(other, "shared group" if stops else IN_TEST, text, ids, stops=stops))
     return problems
-
-
-def _checked(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> Problem:
-    ids = tuple(dict.fromkeys(sets["source"].id_of(pair.second) for pair in pairs))
-    count = counted(len({pair.first for pair in pairs}), "target example")
-    text = (
-        f"the source has copies of {count}, {_differ(sets, pairs)} of them under another label: these source examples "
-        "are left out, and their labels taken as those from before the target was checked."
-    )
-    return Problem("source", CHECKED, text, ids, stops=False)
 
 
 def _differ(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> int:
@@ -333,29 +328,22 @@ def _values_of(inputs: Tensor, preparation: Preparation | None) -> Iterator[tupl
 class Duplicate(NamedTuple):
     first: int  # row in the first set
     second: int  # row in the second set
-    exact: bool
 
 
-def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Duplicate]:
-    """For each row of ``first`` the rows of ``second`` that are the same example; with ``exact`` no near duplicates.
-
-    Exact duplicates have identical bytes. uint8 images (N, C, H, W) are near duplicates if their difference hashes
-    (9 x 8 grey, 64 bits) are at most 6 bits apart and, to confirm, their 16 x 16 thumbnails differ little.
-    """
-    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+def duplicates(first: Inputs, second: Inputs) -> list[Duplicate]:
+    """For each row of ``first`` the rows of ``second`` with identical bytes."""
+    if not _comparable(first, second):
         return []
     places: dict[int, list[int]] = {}
     for row, code in enumerate(codes(first).tolist()):
         places.setdefault(code, []).append(row)
-    equal = [Duplicate(at, row, True) for row, code in enumerate(codes(second).tolist()) for at in places.get(code, ())]
-    if exact or not is_images(first):
-        return equal
-    known = {(pair.first, pair.second) for pair in equal}
-    return equal + [pair for pair in _near(first, second) if pair[:2] not in known]
+    return [Duplicate(at, row) for row, code in enumerate(codes(second).tolist()) for at in places.get(code, ())]
 
 
-def is_images(inputs: Inputs) -> bool:
-    return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.dtype == torch.uint8
+def _comparable(first: Inputs, second: Inputs) -> bool:
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.shape[1:] == second.shape[1:] and first.dtype == second.dtype
 
 
 def codes(inputs: Inputs) -> np.ndarray:
@@ -371,7 +359,14 @@ def codes(inputs: Inputs) -> np.ndarray:
     return np.array(hashes, dtype=np.int64)
 
 
-def _near(first: Tensor, second: Tensor) -> list[Duplicate]:
+def near_duplicates(first: Inputs, second: Inputs) -> list[Duplicate]:
+    """For each image of ``first`` those of ``second`` that may be resized or recompressed copies; not identical ones.
+
+    Their difference hashes (9 x 8 grey, 64 bits) are at most 6 bits apart and, to confirm, their 16 x 16 thumbnails
+    differ little. Inputs other than uint8 images (N, C, H, W) have none.
+    """
+    if not _comparable(first, second) or first.ndim != 4 or first.dtype != torch.uint8:
+        return []
     hashes, others = _difference_hash(first), _difference_hash(second)
     small, small_others = _thumbnails(first), _thumbnails(second)
     pairs = []
@@ -383,8 +378,8 @@ def _near(first: Tensor, second: Tensor) -> list[Duplicate]:
             apart = (small[start + rows[at]].float() - small_others[columns[at]].float()).abs()
             near = (apart.mean(1) <= _MEAN_APART) & (apart.amax(1) <= _WORST_APART)
             matches = zip(rows[at][near].tolist(), columns[at][near].tolist(), strict=True)
-            pairs += [Duplicate(start + row, column, False) for row, column in matches]
-    return pairs
+            pairs += [Duplicate(start + row, column) for row, column in matches]
+    return [pair for pair in pairs if not torch.equal(first[pair.first], second[pair.second])]
 
 
 def _difference_hash(images: Tensor) -> Tensor:

@@ -39,8 +39,9 @@ class Ramp(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One stored number: its name, what is stored for a missing value, and what the model gets of it.
+    """One stored number: its name, what is stored for a missing value alone, and what the model gets of it.
 
+    missing: NaN where a missing value is stored as a usual one
     codes: the values that have a place of their own
     """
 
@@ -59,11 +60,6 @@ class Column(ABC):
     @abstractmethod
     def places(self) -> list[Place]:
         """The stored numbers."""
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether a missing value is stored as such; otherwise it is a usual one."""
-        return True
 
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
@@ -110,12 +106,10 @@ class Number(Column):
         """The first piece is the standardised value itself."""
         pieces = [Ramp(self.centre, 1 / self.spread, -5.0, 5.0)]
         pieces += [Ramp(low, 1 / (high - low), 0.0, 1.0) for low, high in pairwise(self.edges)]
-        gap = [Place(f"{self.name} is missing", 1.0, (Ramp(0.0, 1.0),))] if self.gaps else []
-        return [Place(self.name, self.fill, tuple(pieces)), *gap]
-
-    @property
-    def has_gaps(self) -> bool:
-        return self.gaps
+        if not self.gaps:
+            return [Place(self.name, float("nan"), tuple(pieces))]
+        gap = Place(f"{self.name} is missing", 1.0, (Ramp(0.0, 1.0),))
+        return [Place(self.name, self.fill, tuple(pieces)), gap]
 
     def read(self, column: Any) -> np.ndarray:
         return self.fill_in(cells.numbers(column).values)
@@ -184,10 +178,6 @@ class Date(Column):
 
     def places(self) -> list[Place]:
         return [place for part in self.parts for place in part.places()]
-
-    @property
-    def has_gaps(self) -> bool:
-        return self.parts[0].gaps
 
     def read(self, column: Any) -> np.ndarray:
         return np.concatenate([part.fill_in(values) for part, values in self._values(column)], axis=1)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
 from soseleto.data.augment import Augment
-from soseleto.data.batches import ExampleRandom, seed_for
+from soseleto.data.batches import Batch, ExampleRandom, seed_for
 from soseleto.data.lazy import ExampleSet
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
@@ -81,11 +81,6 @@ class Prepare:
         }
 
 
-def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparation:
-    """What ``to_dict`` of either class wrote."""
-    return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
-
-
 def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardize | bool | None) -> Prepare:
     """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 
@@ -136,12 +131,6 @@ def match_input_range(inputs: Inputs, trained: torch.dtype | None, name: str) ->
     )
 
 
-class Fed(NamedTuple):
-    places: Tensor  # (B,) indices into the data set
-    inputs: Inputs  # (B, ...) as the model expects them
-    labels: Tensor
-
-
 def feed(
     examples: ExampleSet,
     batches: Sequence[Tensor],
@@ -153,7 +142,7 @@ def feed(
     prepare: Callable[[Inputs], Inputs] | None = None,
     start: int = 0,
     keep: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[Fed]:
+) -> Iterator[Batch]:
     """Yield the index batches ``batches[start:]`` with inputs and labels, on the examples' device.
 
     ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess); with views the inputs are a
@@ -162,39 +151,27 @@ def feed(
     """
     steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
     firsts = range(start - start % steps, len(batches), steps)
-    blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
-    taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
+    blocks, ahead = tee(_kept(batches[first : first + steps], keep) for first in firsts)
+    taken = examples.read((torch.cat(block) for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
-        if augment is not None:
-            inputs = augment(inputs, block.random(seed_for(seed, f"{purpose}/{epoch}"), first, examples.device))
+        index, sizes = torch.cat(block).to(examples.device), [len(batch) for batch in block]
+        if augment is not None:  # by example and step, since a target example occurs many times in an epoch
+            step = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
+            key = seed_for(seed, f"{purpose}/{epoch}")
+            inputs = augment(inputs, ExampleRandom.of(key, index, step.to(examples.device)))
         if prepare is not None:
             inputs = tuple(map(prepare, inputs)) if isinstance(augment, AnyViews) else prepare(inputs)
-        whole = (block.places.to(examples.device), inputs, labels)
-        made = [whole] if len(block.sizes) == 1 else structure.split(whole, block.sizes)
+        whole = (index, inputs, labels)
+        made = [whole] if len(sizes) == 1 else structure.split(whole, sizes)
         del inputs, labels, whole
         for _ in range(max(0, start - first)):  # taken before the run was resumed
             made.pop(0)
         while made:  # yielded one by one, so that no batch is referenced here longer than needed
-            yield Fed(*made.pop(0))
+            yield Batch(*made.pop(0))
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The kept rows of the batches of some steps in one, and how many each batch has."""
-
-    places: Tensor
-    sizes: list[int]
-
-    def random(self, key: int, first: int, device: torch.device) -> ExampleRandom:
-        """ExampleRandom by example and step; a target example occurs many times in an epoch."""
-        steps = torch.arange(first, first + len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
-        return ExampleRandom.of(key, self.places.to(device), steps.to(device))
-
-
-def _block(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> _Block:
-    if keep is not None:
-        batches = [batch[keep(batch)] for batch in batches]
-    return _Block(torch.cat(list(batches)), [len(batch) for batch in batches])
+def _kept(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
+    return [batch if keep is None else batch[keep(batch)] for batch in batches]
 
 
 def block_steps(examples: ExampleSet, batch_size: int) -> int:

@@ -1,8 +1,8 @@
 """Groups: examples that stay on one side of every split, since they are copies of each other or, say, of one patient.
 
 ``Examples.groups`` has one number for each example; those of a source and its target can be compared. -1 is a group of
-its own. Copies are those of ``checks.duplicates``; rows of a table whose values are so frequent that others would have
-them by chance are none.
+its own. Copies are those of ``checks.duplicates`` and ``near_duplicates``; rows of a table whose values are so frequent
+that others would have them by chance are none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from soseleto.data.checks import by_chance, codes, copies, duplicates, is_images, linked
+from soseleto.data.checks import by_chance, codes, copies, linked, near_duplicates
 from soseleto.data.examples import Examples
 from soseleto.data.lazy import ExampleSet
 from soseleto.data.preparation import Preparation
@@ -61,11 +61,9 @@ def with_groups(
     first = np.cumsum([0, *map(len, sets)]).tolist()
     n = first[-1]
     edges = [_equal(sets, preparation), _of_one_group(sets)]
-    target = sets[1].inputs
-    if is_images(target):
-        for examples, start in zip(sets, first, strict=False):
-            near = [pair for pair in duplicates(target, examples.inputs) if not pair.exact]
-            edges.append(np.array([(first[1] + pair.first, start + pair.second) for pair in near]).reshape(-1, 2))
+    for examples, start in zip(sets, first, strict=False):
+        near = np.array(near_duplicates(sets[1].inputs, examples.inputs), dtype=np.int64).reshape(-1, 2)
+        edges.append(near + np.array([first[1], start]))
     rows, columns = np.concatenate(edges).T
     graph = coo_array((np.ones(len(rows), dtype=bool), (rows, columns)), shape=(n, n))
     count, component = connected_components(graph, directed=False)

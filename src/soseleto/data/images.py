@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.reading import Names, Problem, Raw, Reading, some
+from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.errors import DataError, counted
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
@@ -116,8 +116,8 @@ def _reason(error: BaseException) -> str:
 
 def decoded(
     images: Sequence[Any], shape: Shape, progress: Progress | None = None, workers: int | None = None
-) -> tuple[Tensor, list[tuple[int, str]]]:
-    """(N, C, H, W) uint8, and row and reason of each image that cannot be decoded, which is zero; "" is left out."""
+) -> tuple[Tensor, dict[str, list[int]]]:
+    """(N, C, H, W) uint8, and by reason the rows that cannot be decoded, which are zero; "" is left out."""
     array = _zeros((len(images), *shape))
 
     def fill_row(row: int) -> str | None:
@@ -129,12 +129,12 @@ def decoded(
             return _reason(error)
         return None
 
-    bad = []
+    bad: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     with warnings.catch_warnings(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
         for row, why in enumerate(pool.map(fill_row, range(len(images)))):
             if why is not None:
-                bad.append((row, why))
+                bad.setdefault(why, []).append(row)
             if progress is not None and ((row + 1) % 64 == 0 or row + 1 == len(images)):
                 progress(row + 1, len(images))
     return torch.from_numpy(array), bad
@@ -199,10 +199,7 @@ def pixels_of(raw: Raw, shape: Shape, progress: Progress | None = None) -> tuple
     assert raw.images is not None
     # A data set that opens its images itself may not allow several threads.
     inputs, bad = decoded(raw.images, shape, progress, workers=1 if raw.paths is None else None)
-    rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
-    for row, why in bad:
-        rows_by_reason.setdefault(why, []).append(row)
-    return inputs, [_problem(raw, why, rows) for why, rows in rows_by_reason.items()]
+    return inputs, [_problem(raw, why, rows) for why, rows in bad.items()]
 
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
@@ -249,7 +246,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        Names(tuple(class_of)) if labelled else torch.zeros(len(ids)).long(),
+        tuple(class_of) if labelled else torch.zeros(len(ids)).long(),
         images=files,
         ids=tuple(ids),
         paths=files,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.cells import MISSING
-from soseleto.data.reading import Names, Problem, Raw, class_order, some
+from soseleto.data.reading import Names, Problem, Raw, class_order, index_of, some
 from soseleto.errors import DataError, counted, did_you_mean
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
@@ -40,7 +40,7 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
 
 def names_of(values: Iterable[Any]) -> Names:
     """Labels of any type as names; None, NaN and blank text mean no label."""
-    return Names(tuple(_name(value, row) for row, value in enumerate(values)))
+    return tuple(_name(value, row) for row, value in enumerate(values))
 
 
 def _name(value: Any, row: int) -> str | None:
@@ -109,7 +109,7 @@ def _named(raw: Raw) -> Raw:
     def named(values: Any) -> Any:
         if classes is None or not isinstance(values, Tensor) or values.is_floating_point():
             return values
-        return Names(tuple(None if c < 0 else classes[c] for c in values.tolist()))
+        return tuple(None if c < 0 else classes[c] for c in values.tolist())
 
     return replace(raw, labels=named(raw.labels), truth=named(raw.truth), before=named(raw.before))
 
@@ -127,30 +127,30 @@ def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
 
 
 def _kind(raw: Raw) -> str:
-    if isinstance(raw.labels, Names):
+    if isinstance(raw.labels, tuple):
         return "class names"
     return "regression targets" if raw.labels.dtype.is_floating_point else "class indices"
 
 
 def _names(raw: Raw) -> set[str]:
-    columns = [values.names for values in (raw.labels, raw.truth) if isinstance(values, Names)]
+    columns = [names for names in (raw.labels, raw.truth) if isinstance(names, tuple)]
     return {name for names in columns for name in names if name is not None}
 
 
 def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
-    if isinstance(raw.labels, Names) != (classes is not None):
+    if isinstance(raw.labels, tuple) != (classes is not None):
         needed = "numbers" if classes is None else "class names"
         raise DataError(f"the {raw.name} has {_kind(raw)} as labels where {needed} are needed: give {needed}.")
     truth, before = raw.truth, raw.before
-    if isinstance(before, Names):
+    if isinstance(before, tuple):
         before = _before(raw, before, classes)
-    if isinstance(truth, Names):
-        truth = truth.index(classes or class_order(name for name in truth.names if name is not None))
-    if not isinstance(raw.labels, Names):
+    if isinstance(truth, tuple):
+        truth = index_of(truth, classes or class_order(name for name in truth if name is not None))
+    if not isinstance(raw.labels, tuple):
         return replace(raw, truth=truth, before=before)
     assert classes is not None
-    labels = raw.labels.index(classes)
-    names, problems = raw.labels.names, list(raw.problems)
+    labels = index_of(raw.labels, classes)
+    names, problems = raw.labels, list(raw.problems)
     if ids := tuple(raw.id_of(row) for row, name in enumerate(names) if name is None):
         text = f"{counted(len(ids), 'example has', 'examples have')} no label ({some(ids)})."
         problems.append(Problem(raw.name, "no label", text, ids))
@@ -164,10 +164,10 @@ def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
 
 
 def _before(raw: Raw, names: Names, classes: tuple[str, ...] | None) -> Tensor:
-    if wrong := sorted({name for name in names.names if name is not None}.difference(classes or ())):
+    if wrong := sorted({name for name in names if name is not None}.difference(classes or ())):
         hint = did_you_mean(wrong[0], classes or ())
         raise DataError(
             f"the {raw.name} has {some(wrong)} among its labels from before the check, which are not classes of the "
             f"data{hint}: correct them."
         )
-    return names.index(classes or ())
+    return index_of(names, classes or ())

@@ -26,13 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
 from soseleto.data.batches import seed_for, source_batches
 from soseleto.data.examples import Examples, in_pieces
-from soseleto.data.reading import Names
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
@@ -205,7 +204,7 @@ class LazyDataset:
         for at in places.tolist():
             item, again = (_checked(self._reader[_Request([at], seed, "read")]) for seed in (0, 1))
             digest.update(structure.describe(item).encode())
-            if same(item, again):
+            if _content(item) == _content(again):
                 digest.update(repr(_content(item)).encode())
         return f"{len(places)} of {len(self)} items: {digest.hexdigest()}"
 
@@ -216,9 +215,9 @@ ExampleSet = Examples | LazyDataset
 def fits_memory(dataset: Any) -> bool:
     """Whether a Dataset is better read into memory: that is one pass, and every epoch after it is faster.
 
-    So if its items are tensors already, or do not change from read to read, have one shape and are few: at most 256 MB.
+    So if its items do not change from read to read, have one shape and are few: at most 256 MB.
     """
-    if _is_tensors(dataset) or len(dataset) == 0:
+    if len(dataset) == 0:
         return True
     if _changing(dataset) is not None:
         return False
@@ -231,9 +230,6 @@ def fits_memory(dataset: Any) -> bool:
 
 def read_into_memory(dataset: Any, *, name: str) -> tuple[Any, Any]:
     """Inputs and labels of a Dataset, each item of which is read once."""
-    if _is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
-        inputs, labels = dataset.tensors
-        return inputs, labels
     if len(dataset) == 0:
         raise DataError(f"the {name} data set is empty: give it at least one example.")
     if (at := _changing(dataset)) is not None:
@@ -245,27 +241,14 @@ def read_into_memory(dataset: Any, *, name: str) -> tuple[Any, Any]:
         return _Reader(dataset, None, name).batch(_Request(list(range(len(dataset))), 0, "read"))
 
 
-def _is_tensors(dataset: Any) -> bool:
-    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
-    cls: Any = type(dataset)
-    return isinstance(dataset, TensorDataset) and all(
-        getattr(cls, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
-    )
-
-
 def _changing(dataset: Any) -> int | None:
     """An item that differs from its first reading, among a few; None if there is none."""
     with own_random_state():
         for at in _spaced(len(dataset), READ_AGAIN).tolist():
-            first = dataset[at]
-            if not all(same(first, dataset[at]) for _ in range(TIMES)):
+            first = _content(dataset[at])
+            if any(_content(dataset[at]) != first for _ in range(TIMES)):
                 return int(at)
     return None
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two items are equal to the last bit."""
-    return bool(_content(one) == _content(other))
 
 
 def _content(item: Any) -> Any:
@@ -318,7 +301,7 @@ class _Reader(Dataset[Any]):
             with own_random_state():
                 inputs, labels = self.batch(request if request.places else request._replace(places=[0]))
             inputs, labels = structure.change(narrowed, inputs), labels_of(labels, name=self._name)
-            if isinstance(labels, Names):
+            if not isinstance(labels, Tensor):
                 raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
             if not structure.tensors(inputs):
                 raise DataError(

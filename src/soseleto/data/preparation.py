@@ -150,7 +150,7 @@ class TablePreparation:
         stored, parts = [], inputs.cpu().split(list(map(len, self._places)), dim=1)
         for column, places, part in zip(self.columns, self._places, parts, strict=True):
             missing = torch.tensor([place.missing for place in places], dtype=inputs.dtype)
-            stored.append((column, part, (part == missing).all(1) & column.has_gaps))
+            stored.append((column, part, (part == missing).all(1)))
         return stored
 
     def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
@@ -170,13 +170,8 @@ class TablePreparation:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        try:
-            columns = tuple(map(column_from_dict, fields["columns"]))
-            return cls(columns, tuple(map(Seen.from_dict, fields["seen"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the preparation of the table cannot be read ({error}): restore it from a copy."
-            ) from error
+        columns = tuple(map(column_from_dict, fields["columns"]))
+        return cls(columns, tuple(map(Seen.from_dict, fields["seen"])))
 
 
 def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
@@ -374,28 +369,14 @@ def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
         yield _Checked(column, words, present, *column.check(cell), source.get(column.name, ""))
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What of a table to predict on is not as in the training.
+def prepared(
+    table: Any, preparation: Preparation, what: str, *, strict: bool = False, level: int = logging.WARNING
+) -> tuple[Tensor, Tensor]:
+    """The inputs of a pyarrow table by the preparation of a training, and (N,) whether a row has any value to use.
 
-    lines: one for each column with values that are missing, unreadable, unseen or outside the training's range
-    usable: (N,) the rows with any value that can be used
+    Columns that it did not use are ignored. One line is logged for each column with values that are missing,
+    unreadable, unseen or outside the training's range; with ``strict`` they raise.
     """
-
-    what: str
-    lines: tuple[str, ...]
-    usable: Tensor
-
-    def report(self, *, strict: bool = False) -> None:
-        """Log a warning for each line; with ``strict`` raise instead."""
-        if strict and self.lines:
-            raise DataError(f"{self.what}: {'; '.join(self.lines)}: correct them, or leave --strict out.")
-        for line in self.lines:
-            logger.warning("%s: %s", self.what, line)
-
-
-def prepared(table: Any, preparation: Preparation, what: str) -> tuple[Tensor, Receipt]:
-    """The inputs of a pyarrow table by the preparation of a training; columns that it did not use are ignored."""
     names = table.column_names
     if missing := [column for column in preparation.used if column not in names]:
         hint = did_you_mean(missing[0], names)
@@ -415,4 +396,9 @@ def prepared(table: Any, preparation: Preparation, what: str) -> tuple[Tensor, R
         raise DataError(f"{counted(len(rows), 'row')} of {what} with infinite values ({shown}): remove them.")
     if empty := [str(row) for row in np.flatnonzero(~usable)]:
         lines.append(f"{counted(len(empty), 'row')} without a value that can be used ({some(empty)})")
-    return inputs, Receipt(what, tuple(filter(None, lines)), torch.from_numpy(usable))
+    lines = list(filter(None, lines))
+    if strict and lines:
+        raise DataError(f"{what}: {'; '.join(lines)}: correct them, or leave --strict out.")
+    for line in lines:
+        logger.log(level, "%s: %s", what, line)
+    return inputs, torch.from_numpy(usable)

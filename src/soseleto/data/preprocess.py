@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,20 +38,16 @@ class Preprocess:
     def of(cls, inputs: Tensor) -> Preprocess:
         """The statistics of a source: by channel (3 or more dimensions) or by column (2 dimensions).
 
-        Values that are not finite are ignored; a constant channel or column gets deviation 1, so it becomes 0.
+        A constant channel or column gets deviation 1, so it becomes 0.
         """
         if not inputs.dtype.is_floating_point and inputs.dtype != torch.uint8:
             return cls()
-        total, squares, count = _sums(inputs)
-        mean = total / count.clamp(min=1)
-        if inputs.dtype == torch.uint8:
-            variance = squares / count - mean**2
-        else:  # in a second pass, since the squares of large numbers would cancel
-            variance = _sums(inputs, about=mean)[1] / count.clamp(min=1)
-        std = variance.clamp(min=0).sqrt()
-        constant = ~(std > 1e-6 * (1 + mean.abs()))
-        scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-        return cls(tuple((mean / scale).tolist()), tuple(torch.where(constant, 1.0, std / scale).tolist()))
+        if len(inputs) == 0 or inputs.ndim < 2:
+            raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
+        mean, variance = (_of_bytes if inputs.dtype == torch.uint8 else _of_floats)(inputs)
+        std = variance.sqrt()
+        constant = std <= 1e-6 * (1 + mean.abs())
+        return cls(tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist()))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Standardised float32 inputs (N, ...), on the device of ``inputs``."""
@@ -86,31 +83,28 @@ def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -
     return scale.to(device, torch.float32), (-mean / std).to(device, torch.float32)
 
 
-def _sums(inputs: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, sum of squares and count of the finite values, by channel or column, in float64.
+def _of_bytes(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of bytes from a histogram of their 256 values, many times faster than arithmetic on each."""
 
-    about: (C,) what is subtracted first
-    """
-    if len(inputs) == 0 or inputs.ndim < 2:
-        raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
-    sums_of = _byte_sums if inputs.dtype == torch.uint8 else partial(_float_sums, about=about)
+    def histogram(rows: Tensor) -> Tensor:
+        return torch.stack([channel.flatten().bincount(minlength=256) for channel in rows.unbind(1)])
+
+    shares = _total(histogram, inputs).double() / (inputs.numel() // inputs.shape[1])
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ values
+    return mean, (shares * (values - mean[:, None]) ** 2).sum(1)
+
+
+def _of_floats(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """In two passes, since the squares of large numbers would cancel."""
+    others = [d for d in range(inputs.ndim) if d != 1]
+    count = inputs.numel() // inputs.shape[1]
+    mean = _total(lambda rows: rows.double().sum(others), inputs) / count
+    about = mean.reshape((1, -1) + (1,) * (inputs.ndim - 2))
+    return mean, _total(lambda rows: (rows.double() - about).square().sum(others), inputs) / count
+
+
+def _total(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """The sum of ``function`` over pieces of the inputs."""
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch releases the GIL
-        parts = list(pool.map(lambda rows: sums_of(rows.cpu()), torch.split(inputs, _ROWS)))
-    total, squares, count = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
-    return total, squares, count
-
-
-def _byte_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From a histogram of the 256 values: exact, and many times faster than arithmetic on every pixel."""
-    counts = torch.stack([torch.bincount(rows[:, c].flatten(), minlength=256) for c in range(rows.shape[1])])
-    values = torch.arange(256)
-    return (counts * values).sum(1).double(), (counts * values**2).sum(1).double(), counts.sum(1).double()
-
-
-def _float_sums(rows: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    reduced = [d for d in range(rows.ndim) if d != 1]
-    finite = rows.isfinite()
-    if about is not None:
-        rows = rows - about.reshape((1, -1) + (1,) * (rows.ndim - 2))
-    rows = torch.where(finite, rows, 0.0).double()
-    return rows.sum(reduced), (rows * rows).sum(reduced), finite.sum(reduced).double()
+        return torch.stack(list(pool.map(lambda rows: function(rows.cpu()), torch.split(inputs, _ROWS)))).sum(0)

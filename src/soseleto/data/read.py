@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
@@ -31,7 +32,6 @@ from soseleto.errors import DataError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
 MODES = ("noisy", "transfer")
-_UNLABELLED = "unlabelled set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Pair:
     labels_before: the target's labels from before it was checked, (N,) with -1 where unknown: of the column that
         ``Reading.before_column`` names, else, where target examples also lay in the source and some under another
         label, the labels that they had there
-    copies: the ids of these source examples, which are left out; checked: the target's label, where it is another
+    checked: by id, the target's label of source examples that were left out since it is another there
     """
 
     source: Examples
@@ -50,10 +50,8 @@ class Pair:
     problems: tuple[Problem, ...] = ()
     dropped: tuple[Problem, ...] = ()
     labels_before: Tensor | None = None
-    copies: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
-    unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -67,7 +65,6 @@ def read_pair(
     test: Any = None,
     *,
     mode: str,
-    unlabelled: str | os.PathLike[str] | None = None,
     reading: Reading | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
@@ -78,21 +75,17 @@ def read_pair(
     that are in the target under another label are left out in any case, see ``Pair.labels_before``. In noisy mode
     source and target share one list of classes; in transfer mode target and test have their own. File options are
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
-
-    unlabelled: path of further inputs, which are read and checked like the source's; labels in it are ignored
     """
     reading = reading or Reading()
-    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress, unlabelled)
+    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
-    compared = [name for name in ("source", "target", "test") if name in kept]
-    grouped, groups = with_groups([kept[name] for name in compared], preparation)
-    kept |= dict(zip(compared, grouped, strict=True))
+    grouped, groups = with_groups([*kept.values()], preparation)
+    kept = dict(zip(kept, grouped, strict=True))
     before, checked = None, dict[str, str]()
-    copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
-    if copies:
+    if any(problem.kind == CHECKED for problem in problems):
         before, checked = labels_in_source(kept["target"], sets["source"], preparation)
     if in_column:
         before = torch.tensor([in_column[kept["target"].id_of(row)] for row in range(len(kept["target"]))])
@@ -103,10 +96,8 @@ def read_pair(
         (*problems, *groups),
         dropped,
         labels_before=before,
-        copies=copies,
         checked=checked,
         preparation=preparation,
-        unlabelled=kept[_UNLABELLED].inputs if _UNLABELLED in kept else None,
     )
 
 
@@ -171,7 +162,14 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple | list) and len(data) == 2
+    return len(_parts(data)) == 2
+
+
+def _parts(data: Any) -> Sequence[Any]:
+    """What a pair consists of; a TensorDataset is one, but no subclass, which may read otherwise."""
+    if type(data) is TensorDataset:
+        return data.tensors
+    return data if isinstance(data, tuple | list) else ()
 
 
 def _raw(data: Any, name: str, reading: Reading) -> Raw:
@@ -182,7 +180,8 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name, reading)
     if _is_pair(data):
-        return _from_pair(data[0], data[1], name)
+        inputs, labels = _parts(data)
+        return _from_pair(inputs, labels, name)
     if tables.is_huggingface(data):
         return tables.from_huggingface(data, name=name, reading=reading)
     if tables.is_frame(data):
@@ -204,8 +203,8 @@ def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
     return raw
 
 
-def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, known: Sequence[str] = ()) -> Raw:
-    """With ``labelled=False`` every label is 0; ``known`` are then the training's columns of features."""
+def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -> Raw:
+    """With ``labelled=False`` every label is 0."""
     suffix = path.suffix.lower()
     if path.is_dir():
         lacking = ("label", *tables.MAY_LACK.get(name, tables.ROLES))
@@ -232,7 +231,6 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True, k
         folder=path.parent,
         what=str(path),
         labelled=labelled,
-        known=known,
     )
 
 
@@ -246,7 +244,6 @@ def _read(
     mode: str,
     reading: Reading,
     progress: Progress | None,
-    unlabelled: str | os.PathLike[str] | None = None,
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
@@ -258,9 +255,6 @@ def _read(
             "checked beside files: give all data as pairs or Datasets."
         )
     raws = number_labels(raws, shared=mode == "noisy")
-    if unlabelled is not None:
-        known = () if raws[0].table is None else raws[0].table.column_names
-        raws.append(_from_path(Path(unlabelled).expanduser(), _UNLABELLED, reading, labelled=False, known=known))
     raws, preparation = prepare(raws, reading)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}
@@ -317,7 +311,7 @@ def _check_shapes(sets: dict[str, Examples]) -> None:
     source = sets["source"].inputs
     for name, examples in sets.items():
         inputs = examples.inputs
-        if inputs.shape[1:] != source.shape[1:] or (name == _UNLABELLED and inputs.dtype != source.dtype):
+        if inputs.shape[1:] != source.shape[1:]:
             raise DataError(
                 f"{name} inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])} but the source's are "
                 f"{source.dtype} of shape {tuple(source.shape[1:])}: bring them to one shape and type."
@@ -359,9 +353,8 @@ def _inputs(
     path: Path, shape: tuple[int, ...], preparation: Preparation | None, reading: Reading, strict: bool
 ) -> Inputs:
     if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
-        values, receipt = prepared(tables.load(path, reading), preparation, str(path))
-        receipt.report(strict=strict)
-        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, receipt.usable)
+        values, usable = prepared(tables.load(path, reading), preparation, str(path), strict=strict)
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values, usable)
     if image_files.is_image(path) and path.is_file():
         raw = Raw("input", torch.zeros(1, dtype=torch.int64), images=(str(path),), paths=(str(path),))
     else:

@@ -94,7 +94,7 @@ def _columns(reading: Reading, option: str) -> Sequence[str]:
 class Problem:
     """One problem of one data set, found before training.
 
-    where: "source", "target", "test" or "unlabelled set"
+    where: "source", "target" or "test"
     kind: a short keyword, such as "unreadable" or "duplicate"
     text: one sentence for the user
     ids: the examples to leave out, as skip_bad does
@@ -128,16 +128,13 @@ class ProblemsError(DataError):
         )
 
 
-@dataclass(frozen=True)
-class Names:
-    """The label of every example as a name; None if it has no label."""
+Names = tuple[str | None, ...]  # the label of every example as a name; None if it has no label
 
-    names: tuple[str | None, ...]
 
-    def index(self, classes: Sequence[str]) -> Tensor:
-        """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
-        index_of: dict[str | None, int] = {name: at for at, name in enumerate(classes)}
-        return torch.tensor([index_of.get(name, -1) for name in self.names], dtype=torch.int64)
+def index_of(names: Names, classes: Sequence[str]) -> Tensor:
+    """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
+    places: dict[str | None, int] = {name: at for at, name in enumerate(classes)}
+    return torch.tensor([places.get(name, -1) for name in names], dtype=torch.int64)
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -156,7 +153,7 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 class Raw:
     """One data set before its labels are numbered; exactly one of ``inputs``, ``table`` and ``images`` is set."""
 
-    name: str  # "source", "target", "test" or "unlabelled set", for error messages
+    name: str  # "source", "target", "test" or another, for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared
@@ -171,7 +168,7 @@ class Raw:
     problems: tuple[Problem, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.labels.names if isinstance(self.labels, Names) else self.labels)
+        return len(self.labels)
 
     def id_of(self, row: int) -> str:
         return str(row) if self.ids is None else self.ids[row]

@@ -41,8 +41,6 @@ def to_device(structure: Any, device: torch.device | str) -> Any:
 
 def split(structure: Any, size: int | list[int]) -> list[Any]:
     """Parts of at most ``size`` examples, or of the given sizes."""
-    if isinstance(structure, Tensor):
-        return list(structure.split(size))
     leaves, form = pytree.tree_flatten(structure)
     parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
     return [pytree.tree_unflatten(list(part), form) for part in parts]
@@ -50,11 +48,7 @@ def split(structure: Any, size: int | list[int]) -> list[Any]:
 
 def concatenate(structures: Sequence[Any]) -> Any:
     """One structure with the examples of all, which must be of one form."""
-    if isinstance(structures[0], Tensor):
-        return torch.cat(list(structures))
-    form = pytree.tree_structure(structures[0])
-    columns = zip(*(pytree.tree_leaves(structure) for structure in structures), strict=True)
-    return pytree.tree_unflatten([torch.cat(column) for column in columns], form)
+    return pytree.tree_map(lambda *parts: torch.cat(parts), *structures)
 
 
 def of_one_form(one: Any, other: Any) -> bool:

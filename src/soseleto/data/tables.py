@@ -36,7 +36,7 @@ ROLES = {  # with the usual names of their columns
     "group": (),
     "before": (),
 }
-# Roles whose column a set may lack; other sets than these, such as unlabelled ones, may lack any.
+# Roles whose column a set may lack; other sets than these, such as inputs to predict on, may lack any.
 MAY_LACK = {"source": ("group", "before"), "target": ("truth",), "test": ("truth", "before")}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
 _NO_TEXT = {b"PK\x03\x04": "an archive or an Excel file", b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file"}
@@ -58,8 +58,6 @@ def load(path: Path, reading: Reading | None = None) -> Any:
         return table
     except (DataError, MemoryError):
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: check the path.") from error
     except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
         raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
 
@@ -230,26 +228,23 @@ def usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
     return next((lower[name.lower()] for name in names if name.lower() in lower), None)
 
 
-def roles_of(
-    table: Any, reading: Reading, *, what: str, name: str = "source", known: Sequence[str] = ()
-) -> dict[str, str]:
+def roles_of(table: Any, reading: Reading, *, what: str, name: str = "source") -> dict[str, str]:
     """The columns with a role, by role: as given, else by their usual names; the others are features.
 
     name: of the set, which may lack some of the given columns
-    known: columns of features, among which none is found by its name
     """
     roles, columns = {}, table.column_names
     for role, names in ROLES.items():
         given = getattr(reading, f"{role}_column")
         column = given if given in columns else None
         if given is None:
-            column = _by_name([column for column in columns if column not in known], role, names, what)
+            column = _by_name(columns, role, names, what)
         elif column is None and role not in MAY_LACK.get(name, ROLES):
             hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
             raise UsageError(f"{what} has no column {given!r} for {role}_column{hint}.")
         if column is not None:
             roles[role] = column
-    if "path" in roles and reading.path_column is None and (known or not _has_words(table[roles["path"]])):
+    if "path" in roles and reading.path_column is None and not _has_words(table[roles["path"]]):
         del roles["path"]
     if len(set(roles.values())) < len(roles):
         raise UsageError(f"{what}: one column is named for two roles among {some([*roles.values()])}: name another.")
@@ -281,19 +276,17 @@ def from_table(
     what: str,
     images: Sequence[Any] | None = None,
     labelled: bool = True,
-    known: Sequence[str] = (),
 ) -> Raw:
     """A pyarrow table as a data set; relative paths start from ``folder``.
 
     images: one for every row, in place of features
     labelled: else inputs alone, whose ids are their rows and whose labels are all 0
-    known: as of ``roles_of``
     """
     if table.num_rows == 0:
         raise DataError(f"{what} has no rows: give the {name} at least one example.")
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
-    roles = roles_of(table, reading, what=what, name=name, known=known)
+    roles = roles_of(table, reading, what=what, name=name)
     values = {role: table[column].to_pylist() for role, column in roles.items()}
     raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64), images=images)
     if labelled:

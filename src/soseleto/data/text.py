@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -112,14 +113,9 @@ class TextPreparation:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], json: str) -> TextPreparation:
         """What ``to_dict`` wrote, and the tokenizer's JSON."""
-        try:
-            settings = fields["tokenizer"]
-            tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
-            return cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the preparation of the texts cannot be read ({error}): restore it from a copy."
-            ) from error
+        settings = fields["tokenizer"]
+        tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
+        return cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,12 +161,8 @@ def padded_length(tokens: int, most: int) -> int:
     >>> [padded_length(n, 100) for n in (3, 17, 33, 49, 70, 100)]
     [16, 24, 48, 64, 96, 100]
     """
-    power = _SHORTEST
-    while power < tokens:
-        if tokens <= power * 3 // 2:
-            return min(power * 3 // 2, most)
-        power *= 2
-    return min(power, most)
+    lengths = (base << doublings for doublings in count() for base in (_SHORTEST, 3 * _SHORTEST // 2))
+    return min(most, next(length for length in lengths if length >= tokens))
 
 
 def length_batches(padded: Tensor, size: int, *, seed: int, epoch: int) -> Sequence[Tensor]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.errors import DataError, UsageError, first_line, need
+from soseleto.errors import UsageError, first_line, need
 
 PREFIX = "hf:"
 CLASSIFIER = "classifier.safetensors"  # of an exported folder
@@ -88,13 +88,10 @@ class PretrainedText:
 
     def build(self, mode: str, *, classes: int) -> nn.Module:
         """The model with random weights: a classifier, in transfer mode only its encoder."""
-        transformers = _transformers()
-        try:
-            with _quiet(transformers):
-                config = transformers.AutoConfig.for_model(**self.config)
-                language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-            raise DataError(f"the text model cannot be built ({first_line(error)}): restore the run.") from error
+        transformers = need("transformers", to="a pretrained model")
+        with _quiet(transformers):
+            config = transformers.AutoConfig.for_model(**self.config)
+            language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
         return _with_classifier(language_model, mode, classes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,11 +99,8 @@ class PretrainedText:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> PretrainedText:
-        try:
-            config, special = dict(fields["config"]), dict(fields["special_tokens"])
-            return cls(config, str(fields["tokenizer"]), special, int(fields["pad"]), int(fields["longest"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"the text model of the run cannot be read ({error}): restore it from a copy.") from error
+        config, special = dict(fields["config"]), dict(fields["special_tokens"])
+        return cls(config, str(fields["tokenizer"]), special, int(fields["pad"]), int(fields["longest"]))
 
     def save(self, language_model: Any, classifier: nn.Linear, folder: Path, classes: Sequence[str]) -> None:
         """Write a trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.
@@ -114,7 +108,8 @@ class PretrainedText:
         ``classifier.safetensors`` has the linear layer behind the mean of the last hidden states; the names of its
         outputs are ``id2label`` in ``config.json``.
         """
-        transformers, tokenizers = _transformers(), need("tokenizers", to="writing a tokenizer")
+        transformers = need("transformers", to="writing a pretrained model")
+        tokenizers = need("tokenizers", to="writing a tokenizer")
         language_model.config.id2label = dict(enumerate(classes))
         language_model.config.label2id = {name: at for at, name in enumerate(classes)}
         with _quiet(transformers):
@@ -161,14 +156,10 @@ def _with_classifier(language_model: Any, mode: str, classes: int) -> nn.Module:
     return TextClassifier(encoder, int(language_model.config.hidden_size), classes) if mode == "noisy" else encoder
 
 
-def _transformers() -> Any:
-    return need("transformers", to="a pretrained model")
-
-
 @contextmanager
 def opening(name: str) -> Iterator[tuple[Any, str]]:
     """transformers, and the folder or hub id of ``name``; turns an error of transformers into one sentence."""
-    transformers, place = _transformers(), os.path.expanduser(name.removeprefix(PREFIX))
+    transformers, place = need("transformers", to="a pretrained model"), os.path.expanduser(name.removeprefix(PREFIX))
     is_folder = Path(place).is_dir()
     if is_folder and not (Path(place) / "config.json").is_file():
         raise UsageError(f"{place} is not a folder of a pretrained model, since it has no config.json: name another.")

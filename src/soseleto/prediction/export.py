@@ -24,7 +24,7 @@ from soseleto.errors import DataError, UsageError, need
 from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.load import LoadedRun
-from soseleto.run_folder.files import aside, writing
+from soseleto.run_folder.files import aside, json_of, writing
 from soseleto.run_folder.folder import PRETRAINED, require_writable
 
 TOLERANCE = 1e-4  # on probabilities
@@ -121,6 +121,6 @@ def export_folder(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
         p.data /= loaded.temperature
     names = [loaded.class_name(at) for at in range(head.out_features)]
     with writing(folder):
-        described = PretrainedText.from_dict(loaded.run.read_json(PRETRAINED) or {})
+        described = PretrainedText.from_dict(json_of(loaded.run.existing(PRETRAINED)))
         described.save(encoder.language_model, head, folder, names)
     return folder

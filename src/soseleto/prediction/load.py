@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.feeding import Prepare, standardization_from
+from soseleto.data.feeding import Prepare
 from soseleto.data.preparation import TablePreparation
+from soseleto.data.preprocess import Preprocess
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError
 from soseleto.models.by_name import is_file, make_model
@@ -168,7 +169,10 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder, text: TextPreparation
         tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).tokenizer
         return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
     trained = getattr(torch, str(config.get("input_dtype")), None)  # None where inputs are structures
-    return Prepare(None if fields is None else standardization_from(fields), dtype, trained=trained)
+    if fields is None:
+        return Prepare(None, dtype, trained=trained)
+    kept = TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
+    return Prepare(kept, dtype, trained=trained)
 
 
 def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
 from typing import Any, Literal, Self
@@ -13,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from soseleto.data import ExampleSet, structure
+from soseleto.data import ExampleSet, as_example_set, structure
 from soseleto.data.arrays import inputs_of
 from soseleto.data.examples import in_pieces
-from soseleto.data.feeding import EVALUATION_BATCH, Prepare
+from soseleto.data.feeding import Prepare
 from soseleto.data.preparation import Preparation, TablePreparation, prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.tables import frame_table, is_frame
@@ -27,7 +26,6 @@ from soseleto.task.losses import Loss, cross_entropy
 
 TaskKind = Literal["classification", "regression"]
 _LOWEST, _HIGHEST = 0.05, 20.0  # temperatures
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Predictor:
     """
 
     model: nn.Module
-    prepare: Callable[[Inputs], Inputs]
+    prepare: Prepare
     device: torch.device
     loss: Loss = cross_entropy
     task: TaskKind = "classification"
@@ -50,12 +48,8 @@ class Predictor:
     @property
     def preparation(self) -> Preparation | None:
         """How the columns of a table become inputs; None for other inputs."""
-        preparation = getattr(self.prepare, "standardize", None)
+        preparation = self.prepare.standardize
         return preparation if isinstance(preparation, TablePreparation | TextPreparation) else None
-
-    @property
-    def _batch(self) -> int:
-        return getattr(self.prepare, "evaluation_batch", EVALUATION_BATCH)
 
     def outputs(self, inputs: Any) -> Tensor:
         """The model's outputs (logits) on the CPU: for images, features, dicts, a data frame, a list of texts.
@@ -65,10 +59,8 @@ class Predictor:
         """
         usable = None
         if self.preparation is not None and is_frame(inputs):
-            inputs, receipt = prepared(frame_table(inputs), self.preparation, "the data frame")
-            receipt.report()
-            usable = receipt.usable
-        pieces = structure.split(self._stored(inputs), self._batch)
+            inputs, usable = prepared(frame_table(inputs), self.preparation, "the data frame")
+        pieces = structure.split(self._stored(inputs), self.prepare.evaluation_batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
         outputs = torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
@@ -78,15 +70,13 @@ class Predictor:
 
     def outputs_of(self, examples: ExampleSet, model: nn.Module | None = None) -> Tensor:
         """Outputs for every example, on the CPU, of ``self.model`` or of another model that is made of parts of it."""
-        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self._batch)))
+        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model or self.model, pieces)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
         with evaluation_mode(self.model), torch.no_grad():
             for piece in pieces:
-                inputs = structure.to_device(piece, self.device)
-                if isinstance(self.prepare, Prepare):
-                    inputs = self.prepare.match_input_range(inputs, "the data")
+                inputs = self.prepare.match_input_range(structure.to_device(piece, self.device), "the data")
                 yield structure.call(model, self.prepare(inputs))
 
     def _stored(self, inputs: Any) -> Inputs:
@@ -110,10 +100,8 @@ class Predictor:
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Mean loss, and for classification the accuracy in percent."""
-        from soseleto.data import as_example_set
-
         examples = as_example_set(dataset, name="test", preparation=self.preparation)
-        pieces, kept = tee(examples.read(in_pieces(len(examples), self._batch)))
+        pieces, kept = tee(examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
         losses, right = [], []
         for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
             truth = structure.to_device(labels, self.device)
@@ -125,8 +113,6 @@ class Predictor:
 
     def calibrated(self, dataset: Any) -> Self:
         """A copy whose temperature is fitted on ``dataset``: labelled examples that were not used in training."""
-        from soseleto.data import as_example_set
-
         self._need_classes("calibrated")
         examples = as_example_set(dataset, name="calibration", preparation=self.preparation)
         return replace(self, temperature=fit_temperature(self.outputs_of(examples), examples.labels.cpu()))
@@ -139,7 +125,7 @@ class Predictor:
 def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     """Temperature scaling (Guo et al. 2017): T = argmin Σ_i −log softmax(z_i / T)[y_i] over held-out examples.
 
-    By golden-section search in [0.05, 20], since the loss is convex in 1/T. The predicted classes do not change.
+    In [0.05, 20], by Brent's method, since the loss is convex in 1/T. The predicted classes do not change.
 
     >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
     >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 2)  # 3 of 4 correct: logit log 3
@@ -150,18 +136,15 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
             f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)} cannot be calibrated: "
             "give (N, classes) outputs and N class indices."
         )
+    from scipy.optimize import minimize_scalar
+
     logits = outputs.detach().to("cpu", torch.float64)
     if not bool(logits.isfinite().all()):
         raise DataError("some outputs are NaN or infinite and cannot be calibrated: check the inputs.")
-    low, high = 1 / _HIGHEST, 1 / _LOWEST
-    while high - low > 1e-6:
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if _loss(logits, labels, left) <= _loss(logits, labels, right):
-            high = right
-        else:
-            low = left
-    return 2 / (low + high)
-
-
-def _loss(logits: Tensor, labels: Tensor, inverse: float) -> float:
-    return float(F.cross_entropy(logits * inverse, labels))
+    found = minimize_scalar(
+        lambda inverse: float(F.cross_entropy(logits * inverse, labels)),
+        bounds=(1 / _HIGHEST, 1 / _LOWEST),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return float(1 / found.x)

@@ -130,7 +130,7 @@ def write_corrected(
     file, pyarrow = source_file(run), _need("pyarrow")
     table, label, ids = _from_ranking(run, out) if file is None else _from_file(run, file, out)
     if relabel:
-        labels = names_of(table.column(label).to_pylist()).names
+        labels = names_of(table.column(label).to_pylist())
         corrected = [relabel.get(key, old) for key, old in zip(ids, labels, strict=True)]
         table = _with_column(table, label, pyarrow.array(corrected, pyarrow.string()))
     table = table.filter(pyarrow.array([key not in drop for key in ids]))

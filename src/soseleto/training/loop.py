@@ -259,8 +259,8 @@ class Loop:
             keep=my_rows(side, self.team),
         )
         for at, fed in enumerate(made, start=start):
-            index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
-            yield Batch(index, fed.inputs, fed.labels, whole=len(batches[at])).to(device)
+            index = fed.index // ranks if side == "source" and ranks > 1 else fed.index  # within this rank's examples
+            yield replace(fed, index=index, whole=len(batches[at])).to(device)
 
     def epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}

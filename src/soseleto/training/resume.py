@@ -38,10 +38,10 @@ _CHANGED = {  # instead of two long values
     "settings.unlabelled": "the unlabelled data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-# Without effect on the result, or in another entry too: unlabelled data, a method's choice and the type of inputs:
+# Without effect on the result, or in another entry too, as a method's choice and the type of inputs:
 _MAY_DIFFER = (
     *("format", "versions", "device_name", "ranks", "micro_batch_size"),
-    *("input_dtype", "unlabelled", "wrong_share", "alignments"),
+    *("input_dtype", "wrong_share", "alignments"),
 )
 _MOST_SHOWN = 100  # characters of two values
 ECHO = 2.0  # seconds within which a second signal is the launcher's copy of the first: it forwards signals to its ranks
