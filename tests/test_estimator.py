@@ -130,7 +130,7 @@ def test_a_target_that_is_off_is_one_sentence() -> None:
         quick().fit(X, y, X_target=X[:5], y_target=y[:4])
     with pytest.raises(ValueError, match="2 features, but SoseletoClassifier is expecting 3"):
         quick().fit(X, y, X_target=X[:5, :2], y_target=y[:5])
-    for apart in (X[:5] + 8, 100 * X[:5] - 200):
+    for apart in (X[:5] + 8, X[:5] / 100):
         with pytest.warns(UserWarning, match="X_target are on another scale than those of X"):
             quick().fit(X, y, X_target=apart, y_target=y[:5])
 

@@ -42,7 +42,7 @@ except ImportError as error:
         "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'scikit-learn>=1.6'."
     ) from error
 
-APART = 0.2  # of the columns, whose ranges in X and X_target do not overlap
+FAR_APART = 5.0  # standard deviations of X between the medians of X and X_target
 MakeModel = Callable[..., nn.Module]
 
 
@@ -266,10 +266,17 @@ def _is_plain(frame: Any) -> bool:
 
 def _warn_of_scale(rows: Tensor, target: Tensor) -> None:
     """As after a Pipeline that scaled X and not the target."""
-    if rows.ndim != 2 or rows.shape[1:] != target.shape[1:]:
+    if rows.ndim != 2 or not rows.is_floating_point() or rows.shape[1:] != target.shape[1:]:
         return
-    apart = (target.amin(0) > rows.amax(0)) | (target.amax(0) < rows.amin(0))
-    if float(apart.double().mean()) > APART:
+    varies = (rows != 0).any(0) & (target != 0).any(0)  # of sparse texts most columns are empty
+    if not varies.any():
+        return
+    rows, target = rows[:, varies], target[:, varies]
+    sizes = [side.double().abs().mean(0) for side in (rows, target)]
+    ratio = ((sizes[1] + 1e-12) / (sizes[0] + 1e-12)).log10().median().abs()
+    middle = [side.double().median(0).values for side in (rows, target)]
+    apart = ((middle[1] - middle[0]).abs() > FAR_APART * (rows.double().std(0) + 1e-12)).double().mean()
+    if ratio > 1.0 or apart > 0.5:
         warnings.warn(
             "the values of X_target are on another scale than those of X: let the target go through the same steps, as "
             "by Pipeline(..., transform_input=['X_target']).",
