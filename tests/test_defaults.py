@@ -21,7 +21,7 @@ from soseleto.methods import Strong
 from soseleto.pieces import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder
 from soseleto.schedules import cosine, linear, warmup_cosine
-from soseleto.task.optimizers import adamw, sgd
+from soseleto.task.optimizers import adamw, describe, sgd
 from soseleto.training import fit as fit_module
 from tiny_pictures import Stop
 from typing_in import run
@@ -299,7 +299,8 @@ def test_other_tasks_keep_the_papers_losses() -> None:
     transfer = soseleto.fit(nn.Linear(3, 4), SOURCE, TARGET, "transfer", epochs=1)
     assert regression.settings is not None
     assert transfer.settings is not None
-    assert regression.settings.method == Soseleto()
+    assert regression.settings.method == Soseleto(gradients=target_share(0.1))
+    assert describe(regression.settings.optimizer)["lr"] == 0.01
     assert transfer.settings.method == Soseleto(gradients=target_share(0.5))
 
 

@@ -14,6 +14,7 @@ Epochs, batches and optimizers are the constants below (docs/how-to/settings.md 
 | ... pretrained                      | last two blocks          | 2.0                  | 0.3          | doubted  |
 | classes, after a first answer, that | as few; weights from the | as few               | 0.3          | doubted  |
 | gives the network its head          | beliefs in the labels    |                      |              |          |
+| numbers, squared errors             | all layers               | 0.1                  | 0.1          | believed |
 | another loss, or a loop that does   | all layers               | 0.1                  | 0            | believed |
 | not name its classes                |                          |                      |              |          |
 | transfer mode                       | all layers               | 0.1                  | 0.5          | believed |
@@ -68,6 +69,7 @@ Augments = tuple[Augment | AnyViews | None, Augment | AnyViews | None]  # of sou
 
 EPOCHS, PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 30, 3, 10
 STRONG_EPOCHS = 100  # 95 % on CIFAR-10 with 40 % flipped, where 30 epochs have 92
+NUMBERS_LR = 0.01  # squared errors have no bound, and diverged at 0.03
 LR, PRETRAINED_LR, PRETRAINED_IMAGE_LR, ADAPTER_LR = 0.03, 3e-5, 1e-4, 1e-4
 STRONG_LR, STRONG_WEIGHT_DECAY = 0.1, 5e-4
 STRONG_TEXT_LR = 6e-5  # twice the plain rate was better on held-out texts
@@ -112,9 +114,9 @@ class DefaultMethod:
     all_layers: bool | None = None
     engine: str = "auto"
 
-    def for_losses(self, mode: str) -> Soseleto:
-        """For transfer mode, and for losses of which nothing but their values is known."""
-        share = TRANSFER_SHARE if mode == "transfer" else 0.0
+    def for_losses(self, mode: str, *, numbers: bool = False) -> Soseleto:
+        """For transfer mode, squared errors, and losses of which nothing but their values is known."""
+        share = TRANSFER_SHARE if mode == "transfer" else TARGET_SHARE * numbers
         return self._method(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
 
     def for_classes(
@@ -220,6 +222,7 @@ def resolve(
     n_source: int | None = None,
     n_target: int | None = None,
     classes: bool = False,
+    numbers: bool = False,
     ends_in_linear: bool = False,
     wrong_share: float | None = None,
     judged: bool = False,
@@ -238,6 +241,7 @@ def resolve(
         inputs: see ``kind_of_inputs``.
         n_source, n_target: numbers of examples, without and after planting probes; None leaves the batches to a loop.
         classes: the task is noisy mode with cross-entropy of class labels that the training can see.
+        numbers: the task is noisy mode with squared errors.
         ends_in_linear: the model's outputs are those of a linear layer (``training.data.ends_in_linear``).
         wrong_share: lower end of the estimated share of wrong source labels; None if it was not estimated.
         judged: a first answer has beliefs in the source labels.
@@ -268,7 +272,7 @@ def resolve(
         if not hasattr(method, "init"):
             raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto().")
     elif not classes:
-        method = (method or DefaultMethod()).for_losses(mode)
+        method = (method or DefaultMethod()).for_losses(mode, numbers=numbers)
     else:
         reason = "share of wrong labels not known"
         if wrong_share is not None:
@@ -281,7 +285,7 @@ def resolve(
             memorises=facts.memorises(n_source),
             judged=judged,
         )
-    chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, inputs if judges else None)
+    chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, inputs if judges else None, numbers)
     return Settings(
         mode=mode,
         method=method,
@@ -356,7 +360,7 @@ def _library(part: nn.Module) -> str:
 
 
 def _optimizer(
-    facts: _Model, chosen: Any, lr: float | None, judged: Inputs | None
+    facts: _Model, chosen: Any, lr: float | None, judged: Inputs | None, numbers: bool
 ) -> tuple[MakeOptimizer, MakeSchedule | None]:
     """judged: the inputs of the strong recipe in noisy mode."""
     schedule: MakeSchedule | None = warmup_cosine if facts.pretrained else linear
@@ -376,6 +380,8 @@ def _optimizer(
     usual, more = facts.lr, dict[str, Any]()
     if facts.pretrained:
         usual = STRONG_TEXT_LR if judged == "tokens" and usual == PRETRAINED_LR else usual
+    elif numbers:
+        usual = NUMBERS_LR
     elif judged == "images":
         usual, more = STRONG_LR, {"weight_decay": STRONG_WEIGHT_DECAY, "nesterov": True}
     make = optimizers.adamw if facts.pretrained else optimizers.sgd

@@ -176,6 +176,37 @@ def test_the_commands_on_labels_that_are_numbers(tmp_path):
     assert np.corrcoef(predicted, y[:60])[0, 1] > 0.9
 
 
+def test_fit_on_labels_that_are_numbers_in_any_unit(tmp_path):
+    """Against plain arithmetic: what is explained of the test labels' variance, by predictions in their own unit."""
+    x, y = make_friedman1(700, noise=0.5, random_state=0)
+    y, draw = 1e5 + 1e4 * y, np.random.default_rng(0)
+    labels = y.copy()
+    wrong = np.flatnonzero(draw.random(500) < 0.2)
+    labels[wrong] = draw.permutation(y)[: len(wrong)]
+    for name, at in (("s.csv", slice(500)), ("t.csv", slice(500, 600)), ("e.csv", slice(600, None))):
+        rows = np.column_stack([x[at], labels[at]])
+        np.savetxt(tmp_path / name, rows, "%.3f", ",", header=",".join([*"abcdefghij", "price"]), comments="")
+    run, more = tmp_path / "run", ("--label-column", "price", "--keep", "soseleto", "--epochs", "10")
+    words = [f"--{side}={tmp_path}/{side[0]}.csv" for side in ("source", "target")]
+    done = CliRunner().invoke(app, ["fit", *words, f"--test={tmp_path}/e.csv", f"--out={run}", *more])
+    assert done.exit_code == 0, done.output
+    assert "explained variance on 100 test examples" in done.output
+    rows = {row["method"]: row for row in RunFolder(run).comparison()["rows"]}
+    assert set(rows) == {"soseleto", "scan"}
+    said = CliRunner().invoke(app, ["predict", str(run), f"{tmp_path}/e.csv"])
+    predicted = np.array([float(row["label"]) for row in csv.DictReader(said.stdout.splitlines())])
+    explained = 100 * (1 - np.mean((predicted - y[600:]) ** 2) / np.var(y[600:]))
+    assert rows["soseleto"]["explained_variance"] == pytest.approx(explained, abs=0.1)
+    assert explained > 70
+    assert rows["scan"]["minus_soseleto"]["value"] == pytest.approx(
+        rows["scan"]["explained_variance"] - explained, abs=0.1
+    )
+    is_suspect = RunFolder(run).ranking()["is_label_issue"]
+    found = RunFolder(run).ranking()["id"][is_suspect].astype(int)
+    assert np.isin(found, wrong).mean() > 0.7
+    assert "Explained variance" in (run / "report.html").read_text("utf-8")
+
+
 def test_what_numbers_are_refused_and_copies_of_them_share_a_fold():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(240, 6)).astype(np.float32), draw.normal(size=240).astype(np.float32)

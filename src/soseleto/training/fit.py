@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.defaults import DefaultMethod, Settings, kind_of_inputs, resolve
+from soseleto.defaults import DefaultMethod, Settings, kind_of_inputs, name_of, resolve
 from soseleto.errors import UsageError, need
 from soseleto.parallel.fsdp import sharing_of
 from soseleto.parallel.micro_batches import Sharing
@@ -19,7 +19,7 @@ from soseleto.parallel.reducer import Single, choose_device, require_alone
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
-from soseleto.task.losses import Loss, cross_entropy
+from soseleto.task.losses import Loss, cross_entropy, squared_error
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 from soseleto.training.data import BatchSizes, Data, ends_in_linear, seeded, wrong_share
 from soseleto.training.history import Records
@@ -174,6 +174,7 @@ def _settings(
     """What was left out is resolved by what is known of model, inputs and labels; also the share of wrong labels."""
     share = None
     chooses = chosen["method"] is None or isinstance(chosen["method"], DefaultMethod)
+    known["numbers"] = options.mode == "noisy" and name_of(options.loss[0]) == name_of(squared_error)
     classifies = options.mode == "noisy" and network.kind == "classification"
     if chooses and classifies and options.loss[0] is cross_entropy:
         before = unfinished(out) if options.checkpoints.resume else {}
