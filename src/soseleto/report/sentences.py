@@ -15,6 +15,7 @@ import numpy as np
 from soseleto.errors import counted
 from soseleto.run_folder.folder import RANKING, RunFolder, measure_of
 from soseleto.run_folder.ranking import (
+    LOW_WEIGHT,
     about_suspects,
     about_unknown,
     feature_columns,
@@ -135,8 +136,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def sentences(run: RunFiles) -> list[str]:
     """What was asked, in full sentences: the accuracy beside other methods, and how many labels are wrong."""
-    unfinished = "" if run.end else training(run)
-    return [sentence for sentence in (unfinished, verdict(run.comparison), *about_labels(run)) if sentence]
+    found = [sentence for sentence in (verdict(run.comparison), *about_labels(run)) if sentence]
+    return [*found, training(run)] if run.end else [training(run), *found]
 
 
 def training(run: RunFiles) -> str:
@@ -218,6 +219,7 @@ def about_labels(run: RunFiles) -> tuple[str, ...]:
         return ()
     unknown = about_unknown(run.ranking)
     if "is_label_issue" not in run.ranking:
-        return (unknown,)
+        low = counted(int((run.ranking["weight"] < LOW_WEIGHT).sum()), "source example has", "source examples have")
+        return f"{low} a weight below {LOW_WEIGHT:g}.", unknown
     about = about_suspects(run.ranking, run.suspects)
     return about_wrong(run.suspects, len(run.ranking["weight"])), f"{about[0].upper()}{about[1:]}.", unknown
