@@ -22,7 +22,10 @@ def together(ranks: int, work: Callable[..., Any], *arguments: Any, answer: floa
     A rank that was killed returns None; one that hangs fails the test.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "soseleto.training.fit", "soseleto.methods"])
+    # What every rank would import by itself, torch._dynamo when it makes its optimizer.
+    context.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.fsdp", "soseleto.training.fit", "soseleto.methods"]
+    )
     pipes, processes = [], []
     port = free_port()
     for rank in range(ranks):

@@ -227,7 +227,7 @@ def test_what_numbers_are_refused_and_copies_of_them_share_a_fold():
     assert judgement.trusted_count < 80
 
 
-@pytest.mark.parametrize("learner", [None, HistGradientBoostingRegressor(random_state=0)])
+@pytest.mark.parametrize("learner", [None, HistGradientBoostingRegressor(max_bins=32, random_state=0)])
 def test_numbers_are_judged_by_their_residuals(learner, tmp_path):
     x, y = make_friedman1(2000, noise=1.0, random_state=0)
     x, y = x.astype(np.float32), y.astype(np.float32)

@@ -20,6 +20,7 @@ from experiments.results import table as markdown
 from experiments.runner import configurations, run_all, run_one
 from experiments.settings import make_method
 from experiments.training import ByEpoch
+from soseleto.cli import demo
 from soseleto.data import Examples
 from soseleto.defaults import resolve
 from soseleto.errors import DataError, TrainingError, UsageError
@@ -331,7 +332,9 @@ def test_choosing_leaves_the_test_set_alone() -> None:
         table1.configuration("mixed", select=True)
 
 
-def test_cells_and_changes_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_and_changes_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = configurations(
         table1.EXPERIMENT, lines=["soseleto", "mixed"], seeds=[0, 1],
         changes=["noise=0.4,worse_label", "epochs=3", "target_average=0.9"],
@@ -346,6 +349,7 @@ def test_cells_and_changes_from_the_command_line(tmp_path: Path, capsys: pytest.
         main(["table2", "--methods", "soselto", "--out", str(tmp_path / "x.json")])
     assert stop.value.code == 2
     assert "did you mean 'soseleto'" in capsys.readouterr().err
+    monkeypatch.setattr(demo, "EPOCHS", 2)
     main(["figure1", "--seeds", "0", "--out", str(tmp_path / "figure1.json")])
     assert "seed 300: " in capsys.readouterr().out.replace("setting {}, ", "")
 
