@@ -111,8 +111,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def train_all(reducer: Reducer | None) -> dict[str, Any]:
-    long = "transfer, layerwise"  # 200 steps
-    return {name: train(reducer, **case, epochs=25 if name == long else 2) for name, case in CASES.items()}
+    long = "transfer, layerwise"  # 80 steps
+    return {name: train(reducer, **case, epochs=10 if name == long else 2) for name, case in CASES.items()}
 
 
 def test_ranks_train_what_one_process_does() -> None:
