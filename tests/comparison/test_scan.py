@@ -185,8 +185,11 @@ def test_fit_on_labels_that_are_numbers_in_any_unit(tmp_path):
     labels[wrong] = draw.permutation(y)[: len(wrong)]
     for name, at in (("s.csv", slice(500)), ("t.csv", slice(500, 600)), ("e.csv", slice(600, None))):
         rows = np.column_stack([x[at], labels[at]])
-        np.savetxt(tmp_path / name, rows, "%.3f", ",", header=",".join([*"abcdefghij", "price"]), comments="")
+        header = ",".join([*"abcdefghij", "price"])
+        np.savetxt(tmp_path / name, rows, [*["%.3f"] * 10, "%.0f"], ",", header=header, comments="")
+    (tmp_path / "whole.toml").write_text("[reading]\nnumeric_labels = true\n")
     run, more = tmp_path / "run", ("--label-column", "price", "--keep", "soseleto", "--epochs", "10")
+    more += ("--config", str(tmp_path / "whole.toml"))
     words = [f"--{side}={tmp_path}/{side[0]}.csv" for side in ("source", "target")]
     done = CliRunner().invoke(app, ["fit", *words, f"--test={tmp_path}/e.csv", f"--out={run}", *more])
     assert done.exit_code == 0, done.output

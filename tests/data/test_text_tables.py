@@ -75,6 +75,13 @@ def test_integers_written_as_floats_by_pandas_are_integers_if_all_are(tmp_path):
     assert names(read(tmp_path / "c.csv", "a,label\n1,NA\n2,cat\n")) == ["NA", "cat"]  # Namibia
 
 
+def test_integers_are_numbers_to_predict_where_that_is_said(tmp_path):
+    made = read(tmp_path / "a.csv", "a,label\n1,1987\n2,NA\n3,2001\n", numeric_labels=True)
+    np.testing.assert_equal(made.labels.tolist(), [1987.0, np.nan, 2001.0])
+    with pytest.raises(DataError, match="the label of row 1 is 'cat' and not a number: correct it, or leave"):
+        read(tmp_path / "b.csv", "a,label\n1,7\n2,cat\n", numeric_labels=True)
+
+
 LATIN = "id,a,label\np,1,bébé\nq,2,bèbè\n"
 
 

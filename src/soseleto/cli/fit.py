@@ -148,7 +148,8 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
         ensemble = need("sklearn.ensemble", to="boosting")
         numbers = pair.target.labels.is_floating_point()
         make = ensemble.HistGradientBoostingRegressor if numbers else ensemble.HistGradientBoostingClassifier
-        boosting = make(random_state=options.seed)
+        # As good as 255 bins on Adult; with weights scikit-learn searches every column once for each.
+        boosting = make(max_bins=64, random_state=options.seed)
     with LiveLine() as progress:
         judge(
             pair.source,

@@ -95,7 +95,10 @@ def _classes_of_source(source: Examples) -> list[Problem]:
     labels, problems = source.labels.cpu(), []
     used = len(torch.unique(labels))
     if len(labels) >= 100 and used > len(labels) // 2:
-        text = f"{used:,} classes for {len(labels):,} examples: probably not the label column, so name another."
+        text = (
+            f"{used:,} classes for {len(labels):,} examples: name another label column, or for numbers to predict set "
+            "numeric_labels = true in [reading] of --config."
+        )
         problems.append(Problem("source", "absurd classes", text))
     if source.classes is not None and labels.ndim == 1:
         counts = torch.bincount(labels, minlength=len(source.classes))

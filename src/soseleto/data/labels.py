@@ -26,16 +26,32 @@ _LONGEST = 200  # characters of a label
 _BREAKS = re.compile(r"[\r\n]")
 
 
-def labels_from(values: Any, *, name: str) -> Names | Tensor:
-    """Labels of a file: numbers that are not all integers are regression targets, all else is a class name."""
+def labels_from(values: Any, *, name: str, numeric: bool = False) -> Names | Tensor:
+    """Labels of a file: numbers that are not all integers are regression targets, all else is a class name.
+
+    numeric: whether integers, and words of numbers, are regression targets too
+    """
     if isinstance(values, np.ndarray):  # more than one number per example
         if values.dtype.kind not in "buif":
             raise DataError(f"{name} labels have shape {values.shape} and type {values.dtype}: give one name each.")
         return torch.from_numpy(values.astype(np.float32))
-    numeric = all(value is None or isinstance(value, float | int) for value in values)
-    if numeric and any(isinstance(v, float) and math.isfinite(v) and v != int(v) for v in values):
+    if numeric:
+        values = [_number(value, row) for row, value in enumerate(values)]
+    numbers = all(value is None or isinstance(value, float | int) for value in values)
+    if numeric or (numbers and any(isinstance(v, float) and math.isfinite(v) and v != int(v) for v in values)):
         return torch.tensor([float("nan") if v is None else float(v) for v in values], dtype=torch.float32)
     return names_of(values)
+
+
+def _number(value: Any, row: int) -> float | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the label of row {row} is {value!r} and not a number: correct it, or leave numeric_labels out."
+        ) from error
 
 
 def names_of(values: Iterable[Any]) -> Names:

@@ -36,6 +36,7 @@ class Reading:
     truth_column: column of a table with the correct labels, where they are known
     group_column: column of a table with, say, the patient: rows of one are never on both sides of a split, nor features
     before_column: column of the target's table with the labels from before a check; it is not a feature
+    numeric_labels: the labels of a table are numbers to predict, also where all are integers, such as years
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
@@ -51,6 +52,7 @@ class Reading:
     truth_column: str | None = None
     group_column: str | None = None
     before_column: str | None = None
+    numeric_labels: bool = False
     numeric_columns: Sequence[str] = ()
     categorical_columns: Sequence[str] = ()
     text_columns: Sequence[str] = ()

@@ -297,7 +297,7 @@ def from_table(
             )
         raw = replace(
             raw,
-            labels=labels_from(values["label"], name=name),
+            labels=labels_from(values["label"], name=name, numeric=reading.numeric_labels),
             ids=_ids(values["id"], f"column {roles['id']!r} of {what}") if "id" in roles else None,
             truth=names_of(values["truth"]) if "truth" in roles else None,
             before=names_of(values["before"]) if "before" in roles and name == "target" else None,
