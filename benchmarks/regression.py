@@ -107,7 +107,7 @@ def row_of(name: str, line: str, seed: int) -> dict[str, Any]:
     try:
         errors = (run(pair, seed).double().flatten() - truth).square().mean()
         explained = round(float(100 * (1 - errors / truth.var(correction=0))), 2)
-    except soseleto.TrainingError:  # the loss is no longer finite
+    except soseleto.errors.TrainingError:  # the loss is no longer finite
         explained = None
     return {"data": name, "line": line, "seed": seed, "explained_variance": explained}
 
