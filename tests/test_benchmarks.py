@@ -223,3 +223,13 @@ def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.M
     assert set(row["accuracy"]) == {"soseleto", "ordinary", "mixed", "target_only"}
     assert all(40 <= accuracy <= 100 for accuracy in row["accuracy"].values())
     assert row["kept"] in row["accuracy"]
+
+
+def test_regression() -> None:
+    regression = importlib.import_module("regression")
+    first = regression.row_of("diabetes", regression.SCAN, 0)
+    assert 20 < first["explained_variance"] < 80
+    shown = regression.summary([{**first, "line": "soseleto", "explained_variance": 30.0}, first])
+    assert shown[1]["minus soseleto"] == pytest.approx(first["explained_variance"] - 30)
+    shown = regression.summary([{**first, "line": "soseleto", "explained_variance": None}])
+    assert shown[0]["mean"] == "diverged"

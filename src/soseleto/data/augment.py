@@ -47,7 +47,8 @@ class Augment:
         for field, limit in _LIMITS.items():
             value = getattr(self, field)
             if not 0 <= value < limit:
-                raise UsageError(f"{field} of Augment must be at least 0 and below {limit}, got {value!r}.")
+                below = f" and below {limit}" if limit < math.inf else ""
+                raise UsageError(f"{field} of Augment must be a number of at least 0{below}, got {value!r}.")
         if self.crop != int(self.crop):
             raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
 
