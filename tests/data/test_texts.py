@@ -14,7 +14,6 @@ from soseleto.data.text import (
     Tokenizer,
     length_batches,
     padded_length,
-    trimmed,
 )
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
@@ -40,7 +39,8 @@ def test_tokens_are_those_of_the_tokenizer(folder: Path, tokenizer: Tokenizer, t
     known = AutoTokenizer.from_pretrained(folder)([text or "" for text in texts], truncation=True, max_length=32)
     tokens = tokenizer.encode(texts)
     assert [row[row != NO_TOKEN].tolist() for row in tokens] == known["input_ids"]
-    made = TextPreparation("review", tokenizer)(trimmed(tokens[:3]))
+    examples = TextExamples(tokens[:3], torch.zeros(3, dtype=torch.int64))
+    made = TextPreparation("review", tokenizer)(examples.take(torch.arange(3))[0])
     assert made["input_ids"].shape == (3, 16)
     assert made["input_ids"][1].tolist() == [*known["input_ids"][1], *[0] * 14]
     assert made["attention_mask"].sum(1).tolist() == [6, 2, 2]

@@ -80,6 +80,10 @@ class Examples:
         """The index batches of an epoch; together they hold every example exactly once."""
         return source_batches(len(self), size, seed=seed, epoch=epoch, device=device)
 
+    def pieces(self, size: int) -> Sequence[Tensor]:
+        """Index batches that hold every example once, for passes whose order does not matter: see ``in_order``."""
+        return in_pieces(len(self), size)
+
     def sample(self) -> Inputs:
         """Inputs from which statistics are computed: all of them."""
         return self.inputs
@@ -176,3 +180,8 @@ def truth_known(truth: Tensor) -> Tensor:
 def in_pieces(n: int, size: int = 1000) -> tuple[Tensor, ...]:
     """The indices 0 to n - 1, at most ``size`` at a time."""
     return torch.arange(n).split(size)
+
+
+def in_order(pieces: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """What was made of each piece of a data set, joined in the order of the data set."""
+    return torch.cat(tuple(parts))[torch.cat(tuple(pieces)).argsort()]

@@ -125,6 +125,10 @@ class LazyDataset:
         vars(other).update(fields)
         return other
 
+    def pieces(self, size: int) -> Sequence[Tensor]:
+        """Index batches that hold every example once."""
+        return in_pieces(len(self), size)
+
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""
         inputs, labels = _checked(self._reader[_Request(index.tolist(), 0, "read")])

@@ -138,6 +138,10 @@ class TextExamples(Examples):
         """The index batches of an epoch, of texts of similar length, on the CPU."""
         return length_batches(self._padded, size, seed=seed, epoch=epoch)
 
+    def pieces(self, size: int) -> Sequence[Tensor]:
+        """Of texts of similar length, which takes half the time of pieces in the order of the table."""
+        return self.batches(size, seed=0, epoch=0)
+
     @cached_property
     def _padded(self) -> Tensor:
         """(N,) the padded length of every text."""
@@ -145,14 +149,6 @@ class TextExamples(Examples):
         counts = (self.inputs != NO_TOKEN).sum(1).cpu()
         table = torch.tensor([padded_length(count, most) for count in range(most + 1)])
         return table[counts]
-
-
-def trimmed(tokens: Tensor) -> Tensor:
-    """Tokens (B, longest) without the columns that no text reaches, but for padding to one of a few lengths."""
-    if not len(tokens):
-        return tokens
-    longest = int((tokens != NO_TOKEN).sum(1).max())
-    return tokens[:, : padded_length(longest, tokens.shape[1])]
 
 
 def padded_length(tokens: int, most: int) -> int:

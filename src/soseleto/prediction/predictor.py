@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import ExampleSet, as_example_set, structure
 from soseleto.data.arrays import inputs_of
-from soseleto.data.examples import in_pieces
+from soseleto.data.examples import in_order
 from soseleto.data.feeding import Prepare
 from soseleto.data.preparation import Preparation, TablePreparation, prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.tables import frame_table, is_frame
-from soseleto.data.text import TextPreparation, trimmed
+from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.errors import DataError, UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import Loss, cross_entropy
@@ -60,18 +60,21 @@ class Predictor:
         usable = None
         if self.preparation is not None and is_frame(inputs):
             inputs, usable = prepared(frame_table(inputs), self.preparation, "the data frame")
-        pieces = structure.split(self._stored(inputs), self.prepare.evaluation_batch)
-        if isinstance(self.preparation, TextPreparation):
-            pieces = [trimmed(piece) for piece in pieces]
-        outputs = torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
+        stored = self._stored(inputs)
+        if isinstance(self.preparation, TextPreparation) and isinstance(stored, Tensor) and len(stored):
+            outputs = self.outputs_of(TextExamples(stored, torch.zeros(len(stored), dtype=torch.int64)))
+        else:
+            pieces = structure.split(stored, self.prepare.evaluation_batch)
+            outputs = torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
         if usable is not None:
             outputs[~usable] = torch.nan
         return outputs
 
     def outputs_of(self, examples: ExampleSet, model: nn.Module | None = None) -> Tensor:
         """Outputs for every example, on the CPU, of ``self.model`` or of another model that is made of parts of it."""
-        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
-        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model or self.model, pieces)])
+        pieces = examples.pieces(self.prepare.evaluation_batch)
+        inputs = (inputs for inputs, _ in examples.read(pieces))
+        return in_order(pieces, [structure.scores_of(raw).cpu() for raw in self._forward(model or self.model, inputs)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
         with evaluation_mode(self.model), torch.no_grad():
@@ -101,7 +104,7 @@ class Predictor:
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Mean loss, and for classification the accuracy in percent."""
         examples = as_example_set(dataset, name="test", preparation=self.preparation)
-        pieces, kept = tee(examples.read(in_pieces(len(examples), self.prepare.evaluation_batch)))
+        pieces, kept = tee(examples.read(examples.pieces(self.prepare.evaluation_batch)))
         losses, right = [], []
         for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
             truth = structure.to_device(labels, self.device)

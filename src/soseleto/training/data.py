@@ -24,7 +24,7 @@ from soseleto.data import (
     structure,
 )
 from soseleto.data.batches import Batch
-from soseleto.data.examples import in_pieces
+from soseleto.data.examples import in_order
 from soseleto.data.feeding import Prepare, match_input_range
 from soseleto.data.groups import kept_together
 from soseleto.data.preparation import Preparation
@@ -346,7 +346,7 @@ def features_of_set(
 ) -> np.ndarray:
     """The inputs of the network's last linear layer, (n, d) float32; its outputs where it has no such layer."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    places, made = in_pieces(len(examples), batch), []
+    places, made = examples.pieces(batch), []
     with evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
         for inputs, _ in examples.read(places):
             seen.clear()
@@ -354,7 +354,7 @@ def features_of_set(
             features = torch.cat(seen) if seen else outputs
             made.append((features if len(features) == len(outputs) else outputs).float().cpu())
             watch(len(made), len(places))
-    return torch.cat(made).flatten(1).nan_to_num(0.0, 0.0, 0.0).numpy()
+    return in_order(places, made).flatten(1).nan_to_num(0.0, 0.0, 0.0).numpy()
 
 
 def enough_trusted(target: ExampleSet) -> bool:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
-from soseleto.data.examples import in_pieces
+from soseleto.data.examples import in_order
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
@@ -324,7 +324,8 @@ class Loop:
         if state.weights is not None:
             recorded["score"] = state.weights.scores
         source = self.data.source
-        outputs = torch.cat([result.outputs(inputs) for inputs, _ in source.read(in_pieces(len(source)))])
+        pieces = source.pieces(1000)
+        outputs = in_order(pieces, [result.outputs(inputs) for inputs, _ in source.read(pieces)])
         judgement = probes.judgement(self._source.labels, recorded, outputs.softmax(1))
         evidence = Evidence.of(judgement, result.missing)
         if len(np.unique(judgement.trusted_labels)) < 2 or not evidence.judged.any():
