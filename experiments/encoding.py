@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from experiments.data import data_root
-from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
+from soseleto.data.examples import in_order
+from soseleto.data.text import TextExamples, TextPreparation, Tokenizer
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
 from soseleto.parallel.reducer import choose_device
@@ -62,10 +63,11 @@ def _cache() -> Path:
 def _embedded(tokens: Tensor, prepare: TextPreparation, folder: Path, device: torch.device) -> Tensor:
     """Texts of similar length are embedded together."""
     encoder = make_text_model(f"hf:{folder}", "transfer", classes=0).to(device).eval()
-    order = (tokens != NO_TOKEN).sum(1).argsort(stable=True)
+    examples = TextExamples(tokens, torch.zeros(len(tokens), dtype=torch.int64))
+    pieces = examples.pieces(_TOGETHER)
     with torch.no_grad():
-        pieces = [encoder(**prepare(trimmed(tokens[some]).to(device))).float().cpu() for some in order.split(_TOGETHER)]
-    return torch.cat(pieces)[order.argsort()]
+        parts = [encoder(**prepare(some.to(device))).float().cpu() for some, _ in examples.read(pieces)]
+    return in_order(pieces, parts)
 
 
 def _key(tokens: Tensor, folder: Path) -> str:
