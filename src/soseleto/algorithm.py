@@ -150,6 +150,8 @@ class Soseleto:
         watched = state.plain_losses if isinstance(state.plain_losses, WatchedLosses) else None
         if watched is not None:
             watched.take()  # drops what an interrupted step has recorded
+        if self.weight_step is not None:
+            self.alignment.before(rows, state.pieces["alignment"], source, task)
         again = Restore(task.model) if self.weights_first and self.weight_step is not None else None
         coefficients = self.source_loss.coefficients(rows[0], source, task)
         passes = self._passes(state, source, target, coefficients, monitor=monitor)

@@ -17,12 +17,15 @@ Epochs, batches and optimizers are the constants below (docs/how-to/settings.md 
 | numbers, squared errors             | all layers               | 0.1                  | 0.1          | believed |
 | another loss, or a loop that does   | all layers               | 0.1                  | 0            | believed |
 | not name its classes                |                          |                      |              |          |
+| a loop with features of its         | all layers, as Adam      | expected from        | 0            | believed |
+| examples, such as language models   | scales them              | features             |              |          |
 | transfer mode                       | all layers               | 0.1                  | 0.5          | believed |
 
 Why: where few labels are wrong, a right but hard example must not lose its weight, so that a weight moves only when an
 example's mean alignment exceeds its own noise. Where many are wrong, weights must fall before the network has learned
 the wrong labels; a network too small to memorise them needs no haste, and a pretrained one has few epochs. A model that
-does not end in a linear layer has no last-layer alignments and uses all layers. Measurements of other choices are in
+does not end in a linear layer has no last-layer alignments and uses all layers. A language model passes over its source
+once or twice, so that weights must be there before an example's first visit. Measurements of other choices are in
 ``docs/explanation/alignments.md``.
 """
 
@@ -48,10 +51,12 @@ from soseleto.pieces import (
     at_temperature,
     beyond_noise,
     chain,
+    from_features,
     hold_when_vanished,
     label_doubt,
     last_layer,
     normalized,
+    preconditioned,
     running_mean,
     scale_by_rms,
     target_share,
@@ -113,6 +118,11 @@ class DefaultMethod:
     doubt: bool | None = None
     all_layers: bool | None = None
     engine: str = "auto"
+
+    def for_features(self, *, adam: bool) -> Soseleto:
+        """For loops in which features of the examples say what to expect of them."""
+        direction = preconditioned() if adam else running_mean()
+        return Soseleto(direction=direction, alignment=from_features(), engine=self.engine)
 
     def for_losses(self, mode: str, *, numbers: bool = False) -> Soseleto:
         """For transfer mode, squared errors, and losses of which nothing but their values is known."""
@@ -206,7 +216,10 @@ class Settings:
         else:
             some = getattr(method.direction, "layers", None)
             layers = "alignments of the last blocks" if some else "alignments of all layers"
-        return f"{self.reason}: " * bool(self.reason) + f"{layers}, weight step {method.weight_step:g}"
+        step = f"weight step {method.weight_step:g}"
+        if isinstance(method.alignment, from_features):
+            step = "weights expected from features"
+        return f"{self.reason}: " * bool(self.reason) + f"{layers}, {step}"
 
 
 def name_of(function: Any) -> str | None:
@@ -226,6 +239,8 @@ def resolve(
     ends_in_linear: bool = False,
     wrong_share: float | None = None,
     judged: bool = False,
+    features: bool = False,
+    adam: bool = False,
     method: Method | DefaultMethod | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -245,6 +260,8 @@ def resolve(
         ends_in_linear: the model's outputs are those of a linear layer (``training.data.ends_in_linear``).
         wrong_share: lower end of the estimated share of wrong source labels; None if it was not estimated.
         judged: a first answer has beliefs in the source labels.
+        features: a loop gives features of its source examples.
+        adam: a loop steps with an optimizer that ``preconditioned`` knows.
     What was chosen, None for the default:
         method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.
 
@@ -271,6 +288,8 @@ def resolve(
     elif method is not None and not isinstance(method, DefaultMethod):
         if not hasattr(method, "init"):
             raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto().")
+    elif features:
+        method = (method or DefaultMethod()).for_features(adam=adam)
     elif not classes:
         method = (method or DefaultMethod()).for_losses(mode, numbers=numbers)
     else:

@@ -35,6 +35,7 @@ from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, sharing_of
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, existing
+from soseleto.pieces.direction import ADAMS
 from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
@@ -43,6 +44,7 @@ from soseleto.task.task import Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
 GRADIENT = "gradient of "  # before a parameter's name, among the numbers of a step
+Features = Tensor | Callable[[Any], Tensor] | None
 Part = nn.Module | str | Iterable[str] | None  # of a model: a submodule, or prefixes of parameter names
 
 
@@ -59,9 +61,13 @@ class Selection:
         classes: the number of classes, where ``loss`` is the cross-entropy of class labels and source and target have
             the same ones. The default method is then that of ``fit`` for classes.
         epochs: for how long the loop trains, by which the default weight step goes.
+        features: numbers by which examples that are alike can be told, a matrix with one row per source example or
+            ``features(batch) -> (B, d)``. Weights are then those that the features let one expect
+            (``pieces.from_features``), so that one pass over the source is enough.
         method: ``Soseleto(...)`` with settings of its own; by default ``soseleto.defaults.resolve`` chooses it.
         optimizer: the weight step follows this optimizer's learning rate down, as in ``fit``; without one it is
-            constant. ``preconditioned`` takes its state into the alignments. The optimizer is only read.
+            constant. ``preconditioned``, the default with features, takes Adam's state into the alignments. The
+            optimizer is only read.
         reducer: the ranks of a training on several processes, see ``soseleto.ranks``; by default those of the process
             group that exists. Every rank gives its own part of the batch and gets the whole batch's gradient; all ranks
             hold the same model and the same weights. The losses get the model without DistributedDataParallel. Of a
@@ -95,6 +101,7 @@ class Selection:
         target_head: Part = None,
         classes: int | None = None,
         epochs: int | None = None,
+        features: Features = None,
         method: Soseleto | None = None,
         optimizer: Optimizer | None = None,
         reducer: Reducer | None = None,
@@ -121,6 +128,7 @@ class Selection:
             device=device,
             classes=classes,
             sharing=self._sharing,
+            features=_by_batch(features, n_source, device),
         )
         self._announced = False
         self._optimizer = optimizer
@@ -130,7 +138,9 @@ class Selection:
         alone = self._sharing.reducer.ranks == 1
         self._of_classes = classes is not None and self._mode == "noisy" and alone
         self._known: dict[str, Any] = {"epochs": epochs, "ends_in_linear": True}  # the latter until the first batch
-        self._asks_model = method is None and self._of_classes
+        if features is not None:
+            self._known |= {"features": True, "adam": isinstance(optimizer, ADAMS)}
+        self._asks_model = method is None and self._of_classes and features is None
         self._start()
         self._said: Any = None  # what the log says of the alignments
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
@@ -322,6 +332,17 @@ class Selection:
         weights, device = self._state.weights, self._state.task.device
         for index, rows in reducer.every((found.step.source.index.cpu(), found.rows.cpu())):
             weights.put(index.to(device), rows.to(device))
+
+
+def _by_batch(features: Features, n_source: int, device: torch.device) -> Callable[[Batch], Tensor] | None:
+    if not isinstance(features, Tensor):
+        return None if features is None else lambda batch: features(batch.inputs)
+    if features.ndim != 2 or len(features) != n_source:
+        raise UsageError(
+            f"features have shape {tuple(features.shape)}: give one row for each of the {n_source} source examples."
+        )
+    rows = features.to(device)
+    return lambda batch: rows[batch.index]
 
 
 def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
+from soseleto.engines.model_state import whole
 from soseleto.errors import UsageError
 from soseleto.integrations.batches import Numbered, TargetBatches, WithIndex
 from soseleto.parallel.reducer import Ranks, Reducer, Single
@@ -163,6 +164,7 @@ class SelectionMixin(_AnyTrainer):
             loss=self.per_example_loss,
             classes=self._classes,
             epochs=self._epochs,
+            features=_features(self.per_example_loss, model),
             method=self.method,
             optimizer=optimizer,
             reducer=reducer,
@@ -256,6 +258,22 @@ def default_loss(model: nn.Module) -> PerExampleLoss:
     )
 
 
+def _features(loss: PerExampleLoss, model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor] | None:
+    """The mean embedding of a text's tokens, for models that generate; embeddings as they are at the time."""
+    find = getattr(model, "get_input_embeddings", None)
+    if not isinstance(loss, _PerToken) or not loss.generates or find is None or find() is None:
+        return None
+
+    def mean_embeddings(inputs: Mapping[str, Any]) -> Tensor:
+        tokens, table = inputs["input_ids"], whole(find().weight.detach())
+        counted = torch.ones_like(tokens) if inputs.get("attention_mask") is None else inputs["attention_mask"]
+        counted = counted.to(table.dtype)
+        sums = F.embedding_bag(tokens, table, per_sample_weights=counted, mode="sum")
+        return sums.float() / counted.sum(1, keepdim=True, dtype=torch.float32).clamp_min(1.0)
+
+    return mean_embeddings
+
+
 class _PerExample:
     """As transformers' ``ForSequenceClassificationLoss``, without the mean over examples."""
 
@@ -286,7 +304,7 @@ class _PerToken:
     """
 
     def __init__(self, *, generates: bool, takes_labels: bool) -> None:
-        self._settings = {"use_cache": False} if generates else {}
+        self.generates, self._settings = generates, {"use_cache": False} if generates else {}
         self._shifted, self._takes_labels = generates and not takes_labels, takes_labels
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:

@@ -3,7 +3,7 @@
 | argument | pieces |
 |---|---|
 | ``direction`` | ``last_batch`` (paper), ``running_mean``, ``preconditioned`` |
-| ``alignment`` | ``last_layer``, ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, ``beyond_noise``, ``chain`` |
+| ``alignment`` | ``from_features``, ``last_layer``, ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, ... |
 | ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
 | ``gradients`` | ``target_share``, several with ``chain`` |
 | ``scores`` | ``pooled_by_class`` after pieces of ``alignment``, or ``last_layer`` |
@@ -14,6 +14,7 @@
 
 from soseleto.pieces.alignment import beyond_noise, hold_when_vanished, per_error, pooled_by_class, scale_by_rms
 from soseleto.pieces.direction import last_batch, preconditioned, running_mean
+from soseleto.pieces.features import from_features
 from soseleto.pieces.last_layer import at_temperature, centred, last_layer, unit_length, whitened, without_own_error
 from soseleto.pieces.piece import Piece, chain
 from soseleto.pieces.source_loss import label_doubt, mean, normalized, target_share
@@ -24,6 +25,7 @@ __all__ = [
     "beyond_noise",
     "centred",
     "chain",
+    "from_features",
     "hold_when_vanished",
     "label_doubt",
     "last_batch",

@@ -20,6 +20,8 @@ from soseleto.errors import UsageError
 from soseleto.pieces.piece import Direction, State, Step
 from soseleto.task.task import Task, peak_rate
 
+ADAMS = (Adam, AdamW, NAdam)
+
 
 @dataclass(frozen=True)
 class last_batch(Direction):
@@ -160,7 +162,7 @@ def _of_adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
 
 
 def _require_adam(optimizer: Optimizer) -> None:
-    if not isinstance(optimizer, Adam | AdamW | NAdam):
+    if not isinstance(optimizer, ADAMS):
         raise UsageError(
             f"preconditioned knows the optimizers Adam, AdamW and NAdam, got {type(optimizer).__name__}: leave it out."
         )

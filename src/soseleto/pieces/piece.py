@@ -116,6 +116,9 @@ class Piece:
         """Check that the piece fits the task, and make its state."""
         return {}
 
+    def before(self, rows: Tensor, state: Any, source: Batch, task: Task) -> None:
+        """Before the passes of a batch: weights of its examples may be set, in ``rows[0]``."""
+
     def update(self, value: Any, state: Any, step: Step) -> Any:
         return value
 
@@ -188,6 +191,10 @@ class chain(Piece):
 
     def init(self, task: Task) -> list[Any]:
         return [piece.init(task) for piece in self.pieces]
+
+    def before(self, rows: Tensor, state: Any, source: Batch, task: Task) -> None:
+        for piece, its in zip(self.pieces, state, strict=True):
+            piece.before(rows, its, source, task)
 
     def update(self, value: Any, state: Any, step: Step) -> Any:
         for piece, its in zip(self.pieces, state, strict=True):

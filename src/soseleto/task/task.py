@@ -95,7 +95,7 @@ class Task:
     φˢ (the others). In noisy-label mode all are shared. ``n_source`` counts the source examples of this process;
     ``sharing`` divides the work of a step over ranks and micro-batches. ``target_shares`` are the target's class
     shares, where its batches are class-balanced; ``beliefs`` (n_source,) are where weights can start, where the labels
-    were judged before the training.
+    were judged before the training; ``features`` are those of a source batch, (B, d), by which weights can be expected.
     """
 
     model: nn.Module
@@ -112,6 +112,7 @@ class Task:
     sharing: Sharing = field(default_factory=Sharing)
     target_shares: Tensor | None = None
     beliefs: Tensor | None = None
+    features: Callable[[Batch], Tensor] | None = None
 
 
 class Method(Protocol):

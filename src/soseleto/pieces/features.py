@@ -1,0 +1,108 @@
+"""Weights of examples that no step has seen yet, from the alignments that their features let one expect.
+
+    u = q / rms of the batch's q, cut at ±3
+    m(x) = b + ⟨w, x⟩                          ridge regression of u on the features x, over all visits so far
+    α_b ← CLIP[0,1](m/s),  s = Σm₊²/Σm₊        before the batch's passes
+
+A weight that moves by its example's own alignment acts from the next visit on. In one or two epochs over a large pool
+that is too late or hardly in time; texts that are alike, though, have alignments that are alike. Of all weightings with
+the same Σα², α ∝ E[u] gives the batch's gradient the largest expected alignment, hence m itself and no threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from soseleto.data.batches import Batch, generator
+from soseleto.errors import UsageError
+from soseleto.pieces.piece import Alignment, Piece, State, Step
+from soseleto.task.task import Task
+
+CUT = 3.0  # alignments are heavy-tailed
+LARGEST = 1024  # features; more are projected onto as many random directions
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class from_features(Piece):
+    """Weights are those that an example's features let one expect; scores are means of that and of its own alignments.
+
+    ridge: penalty of the regression's coefficients, for features of variance 1.
+
+    The features are ``Selection(features=...)``; ``SoseletoTrainer`` takes the mean embedding of a text's tokens. The
+    weight of an example is the one that it was last trained with; until the first alignments are known it is 1.
+
+    Example:
+        >>> from soseleto import Soseleto
+        >>> from soseleto.pieces import preconditioned
+        >>> method = Soseleto(direction=preconditioned(), alignment=from_features())
+    """
+
+    ridge: float = 3.0
+
+    slot: ClassVar[str] = "alignment"
+
+    def __post_init__(self) -> None:
+        if not self.ridge > 0:
+            raise UsageError(f"ridge of from_features must be above 0, got {self.ridge}: 3 is usual.")
+
+    def init(self, task: Task) -> State:
+        if task.features is None:
+            raise UsageError(
+                "from_features needs features of the source examples: write Selection(..., features=...), a matrix "
+                "with one row per example, or a function of a batch."
+            )
+        sums = torch.zeros(2, dtype=torch.float64, device=task.device)  # Σm₊² and Σm₊
+        return {"moments": {}, "sums": sums}
+
+    def before(self, rows: Tensor, state: State, source: Batch, task: Task) -> None:
+        if not state["moments"]:
+            return
+        expected = self._expected(_features(task, source), state["moments"]["all"]).clamp_min(0.0)
+        sums = torch.stack([expected.square().sum(), expected.sum()])
+        state["sums"].add_(task.sharing.sum(sums))
+        of_squares, total = state["sums"].unbind()
+        rows[0].copy_((expected * total / of_squares.clamp_min(_TINY)).clamp_max(1.0))
+
+    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
+        task, x = step.task, _features(step.task, step.source)
+        q = value.scaled.double()
+        size = (task.sharing.sum(torch.dot(q, q)) / step.source.total).sqrt()
+        u = (q / size.clamp_min(torch.finfo(torch.float32).tiny)).clamp(-CUT, CUT)
+        expected = self._expected(x, state["moments"]["all"]) if state["moments"] else torch.zeros_like(u)
+        z = torch.cat([torch.ones_like(u)[:, None], x, u[:, None]], dim=1)
+        if not state["moments"]:
+            state["moments"]["all"] = z.new_zeros(z.shape[1], z.shape[1])
+        state["moments"]["all"].add_(task.sharing.sum(z.T @ z))
+        return Alignment(q=(0.5 * (u + expected)).to(value.q.dtype), gate=0.0)
+
+    def _expected(self, x: Tensor, moments: Tensor) -> Tensor:
+        """m(x), from the moments Σzzᵀ of z = (1, x, u)."""
+        n = moments[0, 0]
+        mean = moments[0, 1:] / n
+        spread = moments[1:, 1:] / n - torch.outer(mean, mean)  # of x and u
+        size = spread.diagonal()[:-1].clamp_min(_TINY).sqrt()
+        correlated = spread[:-1, :-1] / torch.outer(size, size)
+        correlated.diagonal().add_(self.ridge / n)
+        factor, _ = torch.linalg.cholesky_ex(correlated)
+        w = torch.cholesky_solve((spread[:-1, -1] / size)[:, None], factor)[:, 0] / size
+        return mean[-1] + (x - mean[:-1]) @ w
+
+
+def _features(task: Task, source: Batch) -> Tensor:
+    """(B, d) in float64, d at most ``LARGEST``."""
+    assert task.features is not None
+    x = task.features(source).detach().double()
+    if x.ndim != 2 or len(x) != len(source):
+        raise UsageError(
+            f"features have shape {tuple(x.shape)} for {len(source)} examples: give one row of numbers per example."
+        )
+    if x.shape[1] > LARGEST:
+        directions = torch.randn(x.shape[1], LARGEST, generator=generator(0, "features", x.shape[1]))
+        x = x @ directions.to(x) / math.sqrt(LARGEST)
+    return x
