@@ -18,6 +18,7 @@ TABLES = {
     "table2": "SVHN digits to 20 or 25 MNIST digits 5-9, every method",
     "cifar10_deep": "CIFAR-10 with wrong labels, PreAct ResNet-18: the strong recipe",
     "noisy_text": "news with wrong labels, MiniLM fine-tuned and frozen",
+    "language": "SmolLM2-135M fine-tuned for sums in words on pools of instructions of mixed use",
     "pretrained_images": "CIFAR-10N with EfficientNet-lite0, fine-tuned",
 }
 

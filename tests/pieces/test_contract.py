@@ -20,6 +20,7 @@ from soseleto.pieces import (
     beyond_noise,
     centred,
     chain,
+    from_features,
     hold_when_vanished,
     label_doubt,
     last_batch,
@@ -49,6 +50,7 @@ METHODS: dict[str, Soseleto] = {
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
     "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),
     "beyond_noise": Soseleto(alignment=chain(scale_by_rms(), beyond_noise(0.5))),
+    "from_features": Soseleto(alignment=from_features()),
     "chain": Soseleto(alignment=chain(hold_when_vanished(), chain(scale_by_rms(), per_error()))),
     "mean": Soseleto(source_loss=mean(), initial_weight=0.5),
     "normalized": Soseleto(source_loss=normalized(), initial_weight=0.5),
@@ -73,6 +75,8 @@ def task_of(name: str, **changes: Any) -> Task:
     method = METHODS[name]
     if name == "preconditioned":
         changes["make_optimizer"] = partial(adamw, lr=0.05)
+    if name == "from_features":
+        changes["features"] = lambda batch: batch.inputs
     if not (method.alignment.reads_layer or (method.scores is not None and method.scores.reads_layer)):
         return task(**changes)
     return noisy_task(**{"make_optimizer": partial(sgd, lr=0.1), "classes": 3, **changes})

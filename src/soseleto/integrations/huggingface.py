@@ -164,7 +164,7 @@ class SelectionMixin(_AnyTrainer):
             loss=self.per_example_loss,
             classes=self._classes,
             epochs=self._epochs,
-            features=_features(self.per_example_loss, model),
+            features=mean_embeddings(model) if getattr(self.per_example_loss, "generates", False) else None,
             method=self.method,
             optimizer=optimizer,
             reducer=reducer,
@@ -258,20 +258,17 @@ def default_loss(model: nn.Module) -> PerExampleLoss:
     )
 
 
-def _features(loss: PerExampleLoss, model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor] | None:
-    """The mean embedding of a text's tokens, for models that generate; embeddings as they are at the time."""
-    find = getattr(model, "get_input_embeddings", None)
-    if not isinstance(loss, _PerToken) or not loss.generates or find is None or find() is None:
-        return None
+def mean_embeddings(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor]:
+    """Features of a text: the mean embedding of its tokens, by the embeddings that the model has at the time."""
+    embeddings: nn.Embedding = model.get_input_embeddings()  # type: ignore[operator]
 
-    def mean_embeddings(inputs: Mapping[str, Any]) -> Tensor:
-        tokens, table = inputs["input_ids"], whole(find().weight.detach())
-        counted = torch.ones_like(tokens) if inputs.get("attention_mask") is None else inputs["attention_mask"]
-        counted = counted.to(table.dtype)
+    def features(inputs: Mapping[str, Any]) -> Tensor:
+        tokens, table = inputs["input_ids"], whole(embeddings.weight.detach())
+        counted = inputs.get("attention_mask", torch.ones_like(tokens)).to(table.dtype)
         sums = F.embedding_bag(tokens, table, per_sample_weights=counted, mode="sum")
         return sums.float() / counted.sum(1, keepdim=True, dtype=torch.float32).clamp_min(1.0)
 
-    return mean_embeddings
+    return features
 
 
 class _PerExample:
