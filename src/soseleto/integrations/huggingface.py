@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -36,6 +37,7 @@ logger = logging.getLogger("soseleto")
 FILE = "selection.pt"  # in a checkpoint of the Trainer
 INDEX = "soseleto_index"
 IGNORED = -100  # a token without a label
+ROWS = 8  # texts whose logits are in float32 at a time
 UNLIMITED = 1 << 20  # tokens that a model without a limit can read
 PADDING = {"attention_mask": 0, "token_type_ids": 0, "labels": IGNORED, "special_tokens_mask": 1}
 GENERATES = ("ForCausalLM", "ForConditionalGeneration")  # transformers' kinds of loss
@@ -307,15 +309,22 @@ class _PerToken:
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         labels = inputs["labels"]
         given = {name: value for name, value in inputs.items() if name != "labels" or self._takes_labels}
-        logits = model(**given, **self._settings).logits.float()
-        if self._shifted:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
-        return losses.view_as(labels).sum(1) / self.counts(inputs["labels"]).clamp_min(1)
+        logits = model(**given, **self._settings).logits
+        if self._shifted:  # the labels, since logits are the largest tensor of all
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        parts = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
+        sums = [checkpoint(_label_losses, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        return torch.cat(sums) / self.counts(inputs["labels"]).clamp_min(1)
 
     def counts(self, labels: Tensor) -> Tensor:
         """How many tokens of each example have a label."""
         return ((labels[:, 1:] if self._shifted else labels) != IGNORED).sum(1)
+
+
+def _label_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The sum over the labelled tokens of every text; recomputed in the backward pass, so as not to keep its floats."""
+    losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
+    return losses.view_as(labels).sum(1)
 
 
 class Join:
