@@ -45,11 +45,15 @@ def test_no_part_is_judged_on_what_it_trained_with() -> None:
         assert sorted(judged, key=int) == [str(i) for i in range(20)]
 
 
-def test_with_a_test_set_baselines_need_no_folds() -> None:
-    pair = Pair(target(), target(), target(8))
+def test_a_test_set_adds_whole_baselines_to_the_folds() -> None:
+    pair, names = Pair(target(), target(), target(8)), ["ordinary", "mixed", "target_only"]
     parts = plan(pair, "noisy", folds=0, baselines=True, seed=0)
-    assert [part.name for part in parts] == ["ordinary", "mixed", "target_only"]
+    assert [part.name for part in parts] == names
     assert all(part.judged is pair.test for part in parts)
+    parts = plan(pair, "noisy", folds=2, baselines=True, seed=0)
+    assert [part.name for part in parts if part.judged is pair.test] == names
+    without = plan(Pair(target(), target(), None), "noisy", folds=2, baselines=True, seed=0)
+    assert [p.name for p in parts if p.judged is not pair.test] == [p.name for p in without]
     assert plan(Pair(target(), target(), None), "noisy", folds=0, baselines=True, seed=0) == []
 
 

@@ -133,7 +133,21 @@ def test_trainings_that_have_ended_are_not_repeated(
     assert resumed.kept.temperature == whole.kept.temperature
 
 
-def test_a_test_set_takes_the_place_of_folds(trained: list[str]) -> None:
+@pytest.mark.parametrize("baselines", [False, True])
+def test_the_model_to_keep_is_chosen_without_the_test_set(baselines: bool) -> None:
+    """With labels of a test set that speak for another model, or without one, the same model is kept."""
+    inputs, labels = points(200, 4)
+    kept = {}
+    for name, test in {"none": None, "right": (inputs, labels), "turned": (inputs, 1 - labels)}.items():
+        compared = compare(test=test, folds=None, baselines=baselines, lr=1e-6)
+        weights = torch.cat([value.flatten().float() for value in compared.kept.model.state_dict().values()])
+        kept[name] = compared.method, compared.kept.temperature, weights.tolist()
+    assert kept["none"] == kept["right"] == kept["turned"]
+    assert kept["none"][0] != "soseleto"  # whose labels the turned test set is nearer to
+    assert repr(compared).endswith("is kept; nothing is chosen on the test examples")
+
+
+def test_a_test_set_needs_no_folds_where_there_is_no_choice(trained: list[str]) -> None:
     compared = compare(test=points(50, 4), folds=None, probes=0, baselines=True, keep="soseleto")
     assert (compared.judged_on, compared.folds) == ("test", 0)
     assert {row["examples"] for row in compared.rows} == {50}

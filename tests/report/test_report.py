@@ -92,31 +92,34 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
             [OURS, MIXED, ON_FEATURES],
             "soseleto",
             "SOSELETO's model is kept; the best of the others is that of mixed training (-2.5 points against "
-            "SOSELETO's, 95 % interval -9.0 to +4.0).",
+            "SOSELETO's, 95 % interval -9.0 to +4.0, on held-out target examples).",
         ),
         (
             [OURS, BETTER],
             "mixed",
             "Selection did not pay here: the model of mixed training is kept (+7.5 points against SOSELETO's, 95 % "
-            "interval +2.0 to +13.0).",
+            "interval +2.0 to +13.0, on held-out target examples).",
         ),
         (
             [OURS, BETTER],
             "soseleto",
             "SOSELETO's model is kept; the best of the others is that of mixed training (+7.5 points against "
-            "SOSELETO's, 95 % interval +2.0 to +13.0).",
+            "SOSELETO's, 95 % interval +2.0 to +13.0, on held-out target examples).",
         ),
         (
             [OURS, _row("scan", 52.0, -0.5, -3.0, 2.0)],
             "scan",
             "The first answer is kept: training the network did not clearly add to it (+0.5 points, 95 % interval -2.0 "
-            "to +3.0).",
+            "to +3.0, on held-out target examples).",
         ),
         ([OURS], "soseleto", ""),
     ],
 )
 def test_the_verdict_names_the_kept_model(rows: list[dict[str, Any]], kept: str, expected: str) -> None:
     assert verdict({"rows": rows, "kept": kept}) == expected
+    on_test = {"judged_on": "test", "rows": [OURS, _row("mixed", 99.0, 46.5, 40.0, 50.0)], "kept": kept}
+    assert verdict({**on_test, "held_out": rows}) == expected
+    assert verdict({**on_test, "held_out": []}) == "SOSELETO's model is kept: without folds there is no choice."
 
 
 def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:

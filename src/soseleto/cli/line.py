@@ -78,7 +78,7 @@ class ScanLine(CommonLine):
 
 @dataclass(frozen=True, kw_only=True)
 class FitLine(CommonLine):
-    test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None
+    test: Annotated[Path | None, DATA(help="Data to measure the accuracy on; nothing is chosen on it.")] = None
     mode: Annotated[str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")] = "noisy"
     method: Annotated[
         str,
@@ -103,7 +103,7 @@ class FitLine(CommonLine):
     lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None
     folds: Annotated[
         int | None,
-        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
+        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3]"),
     ] = None
     baselines: Annotated[
         bool | None,

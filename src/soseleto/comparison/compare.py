@@ -1,10 +1,10 @@
 """``compare``: a training beside its baselines on the same data, all evaluated on the same held-out examples.
 
-With a test set every method is evaluated on that. Without one the target is cut into folds, and each example is
-evaluated by a model that was trained without it. Ordinary training does not use the target, so that one training serves
-all folds. The model that is kept is SOSELETO's, unless a baseline is better by more than one standard error of the
-paired difference; but a first answer is kept unless SOSELETO is better by as much. The target alone need only be better
-where the source does harm: where it beats mixed training too, beyond the 95 % interval of their difference.
+The target is cut into folds, and each example is evaluated by a model that was trained without it. Ordinary training
+does not use the target, so that one training serves all folds. The model that is kept is SOSELETO's, unless a baseline
+is better there by more than one standard error of the paired difference; but a first answer is kept unless SOSELETO is
+better by as much. The target alone need only be better where the source does harm: where it beats mixed training too,
+beyond the 95 % interval of their difference. A test set is for the accuracies that are shown; nothing is chosen on it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def compare(
     Args:
         model: as in ``fit``, and left as it is: every training gets a copy. Or a function that makes a new one.
         source, target, mode: as in ``fit``; the target must fit into memory.
-        test: examples to evaluate on, in place of folds of the target.
-        folds: of the target; by default 3, fewer for a tiny target, and 0 with a test set.
+        test: examples whose accuracies are shown in place of those of the folds; nothing is chosen on them.
+        folds: of the target; by default 3, fewer for a tiny target, and 0 with a test set and ``keep="soseleto"``.
+            Without folds SOSELETO's model is kept.
         baselines: whether to train them; by default not beside a first answer, which has its own.
         keep: ``"soseleto"`` keeps SOSELETO's model whatever the comparison says.
         method: of SOSELETO's training alone, as are ``probes``; all others are for every training.

@@ -49,22 +49,23 @@ class Part:
         return f"{TITLES[self.method]}{fold}" if self.name else ""
 
 
-def whole(method: str, pair: Pair) -> Part:
-    judged = pair.test or pair.target
+def whole(method: str, pair: Pair, judged: Examples) -> Part:
     return Part(method, method, pair.source, pair.target, judged, torch.arange(len(judged)))
 
 
 def plan(pair: Pair, mode: str, *, folds: int, baselines: bool, seed: int) -> list[Part]:
-    """The trainings beside the main one."""
+    """The trainings beside the main one; with a test set, on which nothing is chosen, a whole one of each baseline."""
     names = () if not baselines else BASELINES if mode == "noisy" else BASELINES_IN_TRANSFER
     places = [] if folds == 0 else fold_places(pair.target, folds, seed)
     shared = folds > 0 and not bool(apart_from(pair.source, pair.target).all())
     parts = _in_folds(SOSELETO, pair, places)
     for name in names:
-        if pair.test is not None or (name == "ordinary" and folds and not shared):
-            parts.append(whole(name, pair))
+        if name == "ordinary" and folds and not shared:
+            parts.append(whole(name, pair, pair.target))
         else:
             parts += _in_folds(name, pair, places)
+        if pair.test is not None:
+            parts.append(whole(name, pair, pair.test))
     return parts
 
 
@@ -104,14 +105,12 @@ def fold_places(target: Examples, folds: int, seed: int) -> list[Tensor]:
 # What is done where nothing is said
 
 
-def folds_of(folds: int | None, pair: Pair) -> int:
-    """As given, checked; by default three, fewer for a tiny target, and none with a test set."""
+def folds_of(folds: int | None, pair: Pair, *, needed: bool) -> int:
+    """As given, checked; by default three, fewer for a tiny target, and none where they are not needed."""
     n, groups = len(pair.target), pair.target.groups
     most = min(n // 2, n if groups is None else len(groups.unique()))
-    if pair.test is not None and folds:
-        raise UsageError("folds have no effect beside a test set, which the accuracy is measured on: leave one out.")
     if folds is None:
-        return 0 if pair.test is not None or most < 2 else min(FOLDS, most)
+        return min(FOLDS, most) if needed and most >= 2 else 0
     if folds == 1 or not 0 <= folds <= most:
         raise UsageError(f"folds must be 0, or from 2 to {most} with this target, got {folds}.")
     return folds

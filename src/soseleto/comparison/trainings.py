@@ -20,7 +20,7 @@ from soseleto import methods
 from soseleto.comparison.accuracy import ON_FEATURES, SCAN, SOSELETO, TITLES, Judged, rows, table, winner
 from soseleto.comparison.plan import Features, Part, apart_from, features_by, folds_of, plan, share_of_probes, whole
 from soseleto.comparison.scan import FirstAnswer, compared, scan, with_solution
-from soseleto.data import Augment, Pair, TablePreparation
+from soseleto.data import Augment, Examples, Pair, TablePreparation
 from soseleto.data.text import TextPreparation
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve
 from soseleto.errors import TrainingError, UsageError, counted, first_line
@@ -66,7 +66,8 @@ class Comparison:
     def describe(self) -> str:
         """The accuracies as a text table, and whose model is kept."""
         lines = table({"rows": self.rows, "judged_on": self.judged_on, "folds": self.folds})
-        return "\n".join([*lines, f"the model of {TITLES[self.method]} is kept"])
+        beside = "; nothing is chosen on the test examples" if self.judged_on == "test" else ""
+        return "\n".join([*lines, f"the model of {TITLES[self.method]} is kept{beside}"])
 
     __repr__ = describe
 
@@ -131,7 +132,7 @@ class Comparing:
 
     @cached_property
     def fold_count(self) -> int:
-        return folds_of(self.folds, self.pair)
+        return folds_of(self.folds, self.pair, needed=self.pair.test is None or self.keep != SOSELETO)
 
     @property
     def trains_baselines(self) -> bool:
@@ -162,7 +163,11 @@ class Comparing:
 
     @cached_property
     def main(self) -> Part:
-        return replace(whole(SOSELETO, self.pair), name="")
+        return replace(whole(SOSELETO, self.pair, self._shown_on), name="")
+
+    @property
+    def _shown_on(self) -> Examples:
+        return self.pair.test or self.pair.target
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -184,11 +189,12 @@ class Comparing:
             )
         where = f"{self.fold_count} held-out folds of the target"
         if self.pair.test is not None:
-            where = counted(len(self.pair.test), "test example")
+            chosen = f", the model to keep chosen on {where}" if self.fold_count else ""
+            where = counted(len(self.pair.test), "test example") + chosen
         names = [TITLES[name] for name in dict.fromkeys(part.method for part in self.parts) if name != SOSELETO]
         beside = f" beside {', '.join(names)}" if names else ""
         ways = "--folds 0 and --no-baselines leave" if self.trains_baselines else "--folds 0 leaves"
-        more = counted(len(self.parts), "more training")
+        more = counted(len({part.name for part in self.parts}), "more training")
         measure = "explained variance" if self.is_regression else "accuracy"
         return [*lines, f"{measure} is measured on {where}{beside}: {more} ({ways} them out)"]
 
@@ -198,8 +204,8 @@ class Comparing:
         for part in [self.main, *self.parts]:
             if not self.team.first(lambda part=part: self._has_ended(part)):  # type: ignore[misc]
                 self._train_or_leave_out(part)
-        method = self.team.first(lambda: SOSELETO if self.keep == SOSELETO else winner(self._judged))
-        kept = self.main if method == SOSELETO else whole(method, self.pair)
+        method = self.team.first(lambda: SOSELETO if self.keep == SOSELETO else winner(self._held_out))
+        kept = self.main if method == SOSELETO else whole(method, self.pair, self._shown_on)
         if not self.team.first(lambda: self._has_ended(kept)):
             self._train(kept)
         temperature = self.team.first(lambda: self._conclude(kept))
@@ -208,7 +214,7 @@ class Comparing:
         if self.out is not None:
             self.team.first(self._tidy)
         return Comparison(
-            rows=self.team.first(lambda: rows(self._judged)),
+            rows=self.team.first(lambda: rows(self._shown)),
             kept=replace(predictor, temperature=temperature),
             method=method,
             result=result,
@@ -423,13 +429,20 @@ class Comparing:
         return Judged(part.method, outputs, part.judged.labels.cpu(), part.places, part.judged.groups)
 
     @cached_property
-    def _judged(self) -> list[Judged]:
-        """What the comparison is made of, each on examples that its model was not trained on."""
-        parts = self.parts if self.pair.test is None else [self.main, *self.parts]
+    def _held_out(self) -> list[Judged]:
+        """On target examples that the models were not trained on: what the model to keep is chosen by."""
+        parts = [part for part in self.parts if part.judged is not self.pair.test]
         judged = [self._judge(part) for part in parts if part.method not in self.failed]
-        if not judged or self.first is None:
-            return judged
-        return [*judged, *(self._of_first if self.pair.test is None else [self._judge(whole(SCAN, self.pair))])]
+        return [*judged, *self._of_first] if judged else judged
+
+    @cached_property
+    def _shown(self) -> list[Judged]:
+        """What the comparison shows: the test set, which chooses nothing, or else the held-out target examples."""
+        if self.pair.test is None:
+            return self._held_out
+        first = [] if self.first is None else [whole(SCAN, self.pair, self.pair.test)]
+        parts = [part for part in (self.main, *self.parts, *first) if part.judged is self.pair.test]
+        return [self._judge(part) for part in parts if part.method not in self.failed]
 
     @property
     def _of_first(self) -> list[Judged]:
@@ -439,8 +452,7 @@ class Comparing:
 
     def _conclude(self, kept: Part) -> float:
         """Calibrate the model that is kept, and write the comparison; returns the temperature."""
-        on_target = self._judged if self.pair.test is None else self._of_first
-        held_out = [one for one in on_target if one.method == kept.method]
+        held_out = [one for one in self._held_out if one.method == kept.method]
         labels = torch.cat([one.labels for one in held_out]) if held_out else torch.zeros(0)
         calibrates = bool(held_out) and not self.is_regression
         temperature = fit_temperature(torch.cat([one.outputs for one in held_out]), labels) if calibrates else 1.0
@@ -452,8 +464,10 @@ class Comparing:
         if calibrates:
             folder.write_json(CALIBRATION, {"temperature": temperature, "examples": len(labels)}, indent=None)
         self.describe(folder)
-        comparison = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.fold_count}
-        folder.write_json(COMPARISON, {**comparison, "rows": rows(self._judged), "kept": kept.method})
+        comparison: dict[str, Any] = {"judged_on": "target", "folds": self.fold_count}
+        if self.pair.test is not None:
+            comparison = {**comparison, "judged_on": "test", "held_out": rows(self._held_out)}
+        folder.write_json(COMPARISON, {**comparison, "rows": rows(self._shown), "kept": kept.method})
         return temperature
 
 

@@ -27,6 +27,7 @@ from soseleto.run_folder.ranking import (
 from soseleto.run_folder.source import load_thumbnails
 
 Record = dict[str, Any]
+CHOSEN_ON = "on held-out target examples"
 
 
 class RunFiles:
@@ -185,9 +186,11 @@ def verdict(comparison: Mapping[str, Any]) -> str:
 
     Other training on the features of a first answer is never kept, see ``winner`` in ``comparison/accuracy.py``.
     """
-    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row and "scan_" not in row["method"]]
+    rows = comparison.get("held_out", comparison.get("rows")) or []  # held_out beside a test set, which chooses nothing
+    rivals = [row for row in rows if "minus_soseleto" in row and "scan_" not in row["method"]]
     if not rivals:
-        return ""
+        chosen = rows or not comparison.get("rows")
+        return "" if chosen else "SOSELETO's model is kept: without folds there is no choice."
     kept = comparison.get("kept", "soseleto")
     best = next(
         (row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row[measure_of(comparison)])
@@ -196,8 +199,8 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     value, low, high = (difference[name] for name in ("value", "low", "high"))
     if kept == "scan":
         change = f"{-value:+.1f} points, {_interval(-high, -low)}"
-        return f"The first answer is kept: training the network did not clearly add to it ({change})."
-    against = f"{value:+.1f} points against SOSELETO's, {_interval(low, high)}"
+        return f"The first answer is kept: training the network did not clearly add to it ({change}, {CHOSEN_ON})."
+    against = f"{value:+.1f} points against SOSELETO's, {_interval(low, high)}, {CHOSEN_ON}"
     if kept == "soseleto":
         return f"SOSELETO's model is kept; the best of the others is that of {method} ({against})."
     return f"Selection did not pay here: the model of {method} is kept ({against})."
