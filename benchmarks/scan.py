@@ -3,6 +3,7 @@
     python benchmarks/scan.py --models FOLDER --out results/scan.json       # the draws that are reported
     python benchmarks/scan.py --models FOLDER --development --out FILE      # other rows or draws, to choose settings on
     python benchmarks/scan.py --short                                       # one cell of digits
+    python benchmarks/scan.py --models FOLDER --texts 10000 --out results/scan-texts-cpu.json  # only the time of texts
 
 A draw has source examples with mistakes, trusted ones (a tenth as many, at least two of each class) and test examples
 with right labels. Both methods get the trusted ones: the models behind cleanlab's probabilities and its final one are
@@ -14,6 +15,9 @@ among them the 77 intents as `text/banking77_{train,test}.csv` (PolyAI's task-sp
 from __future__ import annotations
 
 import argparse
+import csv
+import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,18 +26,23 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
+from typer.testing import CliRunner
 
 from common import show
-from experiments import results
+from experiments import news, results
+from experiments.data import data_root
 from scan_data import DEVELOPMENT, SETS, Array, Cell, Draw, drawn, stored, with_mistakes
+from soseleto.cli.commands import app
 from soseleto.suspects.cross_fit import cross_fit
 from soseleto.suspects.rates import Judged, judge
+from soseleto.training.data import features_of_set
 
 CACHE = Path.home() / ".cache" / "soseleto"
 SEEDS = 3
@@ -111,6 +120,38 @@ def rows_of(cells: Sequence[Cell], features: Path, models: Path) -> list[dict[st
         warnings.simplefilter("ignore")  # classes with fewer examples than folds, and steps at the limit
         draw = drawn(name, seed, stored(name, features, models), SETS[name][1])
         return [row_of(cell, with_mistakes(draw, cell.noise, cell.rate, seed)) for cell in cells]
+
+
+# The time of texts
+
+
+def times_of_texts(count: int, trusted: int, models: Path) -> list[dict[str, Any]]:
+    """Seconds of ``soseleto scan`` on news texts, in all and in the encoder: at first, and with the features kept."""
+    read, rows = news.read("ag_news", data_root()), []
+    sides = {"source": (read.texts[:count], read.labels), "target": (read.test_texts[:trusted], read.test_labels)}
+    with tempfile.TemporaryDirectory() as name, patch.dict(os.environ, SOSELETO_CACHE=f"{name}/kept"):
+        for side, (texts, labels) in sides.items():
+            with open(f"{name}/{side}.csv", "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([("text", "label"), *zip(texts, labels.tolist(), strict=False)])
+        words = ["scan", *(f"--{side}={name}/{side}.csv" for side in sides), "--text-column=text", "--device=cpu"]
+        for run in ("first", "features kept"):
+            inside: list[float] = []
+
+            def timed(*arguments: Any, inside: list[float] = inside) -> Array:
+                start = time.perf_counter()
+                found = features_of_set(*arguments)
+                inside.append(time.perf_counter() - start)
+                return found
+
+            start = time.perf_counter()
+            with patch("soseleto.comparison.scan.features_of_set", timed):
+                model = f"--model=hf:{models / 'pretrained' / 'minilm'}"
+                CliRunner().invoke(app, [*words, model, f"--out={name}/{run}"], catch_exceptions=False)
+            seconds = {"seconds": round(time.perf_counter() - start, 3), "encoder_seconds": round(sum(inside), 3)}
+            seconds["threads"] = torch.get_num_threads()
+            setting = {"texts": len(sides["source"][0]), "trusted": len(sides["target"][0]), "run": run}
+            rows.append({"method": "scan", "setting": setting, "seed": 0, **seconds})
+    return rows
 
 
 # Summary
@@ -211,7 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--development", action="store_true", help="rows and seeds on which settings are chosen")
     parser.add_argument("--short", action="store_true", help="digits with 20 %% paired mistakes, one draw")
+    parser.add_argument("--texts", type=int, metavar="N", help="only the time of soseleto scan on N news texts, MiniLM")
+    parser.add_argument("--trusted", type=int, default=400, help="of --texts")
     options = parser.parse_args(arguments)
+    if options.texts:
+        timed = results.started("scan-texts").merged(times_of_texts(options.texts, options.trusted, options.models))
+        if options.out:
+            results.save(options.out, timed)
+        show("Seconds", [{**row["setting"], **row} for row in timed.rows])
+        return [*timed.rows]
     first = DEVELOPMENT if options.development else 0
     seeds = range(first, first + options.seeds)
     cells = [Cell(name, *kind, seed) for seed in seeds for name in options.only for kind in SETS[name][2]]

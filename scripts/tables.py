@@ -60,6 +60,7 @@ def pages() -> dict[Path, str]:
             filled("docs/explanation/alignments.md", {"never worse": choices.never_worse()}),
             filled("experiments/choices.md", choices.parts()),
             filled("docs/how-to/suspects.md", suspects.parts()),
+            filled("docs/how-to/text.md", {"scan texts": suspects.texts()}),
             filled("docs/how-to/resume.md", {"campaigns": data.safety()}),
         ]
     )

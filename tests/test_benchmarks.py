@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_text_model
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ALWAYS = (
     "loop of the notebook",
@@ -166,6 +168,22 @@ def test_scan_beside_cleanlab(tmp_path: Path) -> None:
     assert row["accuracy"]["ours"] > row["accuracy"]["ordinary"] > 80
     assert row["true_precision"] > 0.8
     assert row["share"][1] <= row["true_share"] <= row["share"][2]
+
+
+def test_the_time_of_a_scan_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    tiny_text_model.make_folder(tmp_path / "pretrained" / "minilm")
+    (tmp_path / "text").mkdir()
+    monkeypatch.setenv("SOSELETO_DATA", str(tmp_path))
+    for seed, split in enumerate(("train", "test")):
+        reviews = tiny_text_model.write_reviews(tmp_path / "reviews.csv", 60, seed=seed).read_text()
+        lines = reviews.replace("review,label,truth", "text,label,gt").replace("neg", "0").replace("pos", "1")
+        (tmp_path / "text" / f"noisy_ag_news_{split}.csv").write_text(lines)
+    options = ["--texts", "40", "--trusted", "20", "--models", str(tmp_path), "--out", str(tmp_path / "out.json")]
+    first, second = importlib.import_module("scan").main(options)
+    assert first["setting"] == {"texts": 40, "trusted": 20, "run": "first"}
+    assert all(row["seconds"] > row["encoder_seconds"] > 0 for row in (first, second))
+    assert json.loads((tmp_path / "out.json").read_text())["rows"] == [first, second]
 
 
 def test_strong_step(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ def _of_scan(title: str, rows: list[dict[str, Any]], module: ModuleType) -> list
     ]
 
 
+def texts() -> str:
+    """How long a scan of texts takes."""
+    if not (ROOT / "results" / "scan-texts-cpu.json").exists():
+        return "Not run yet."
+    found = load("scan-texts-cpu.json")
+    first, again = found["rows"]
+    sizes = f"{first['setting']['texts']:,} news texts with {first['setting']['trusted']} trusted ones"
+    share = 100 * first["encoder_seconds"] / first["seconds"]
+    return (
+        f"On a CPU ({found['device']}), MiniLM, {sizes}: {first['seconds']:.0f} seconds, {share:.0f} % of them in the "
+        f"network; {again['seconds']:.0f} when features were kept (`python benchmarks/scan.py --texts "
+        f"{first['setting']['texts']}`)."
+    )
+
+
 def parts() -> dict[str, str]:
     """Of docs/how-to/suspects.md."""
     return {"coverage": coverage(), "scan": scan()}
