@@ -32,7 +32,7 @@ from soseleto.engines import trainable
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode
-from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, sharing_of
+from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, shards, sharing_of
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, existing
 from soseleto.pieces.direction import ADAMS
@@ -300,8 +300,7 @@ class Selection:
             raise UsageError(
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
             )
-        like = dict(self._task.model.state_dict())
-        self._state.load_state(parts_of(state, like) if self._is_sharded else state)
+        self._state.load_state(parts_of(state, shards(self._task.model)) if self._is_sharded else state)
 
     @property
     def _is_sharded(self) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
+from ranks import together  # noqa: E402
 from soseleto import Selection, Soseleto  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.huggingface import (  # noqa: E402
@@ -128,18 +128,22 @@ def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
     torch.testing.assert_close(watched.weights, selection.weights, rtol=1e-4, atol=1e-5)
 
 
+class StopAt(transformers.TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step == self.step
+
+
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.long), 0.1])
 def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float) -> None:
     """Dropout draws from the generators that the Trainer saves."""
     whole = trainer(tmp_path / "whole", bert(dropout=dropout), args={"max_steps": 8})
     whole.train()
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
-
-    class Stop(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = state.global_step == 6  # one step after the checkpoint
-
-    trainer(tmp_path / "cut", bert(dropout=dropout), args=settings, callbacks=[Stop()]).train()
+    cut = trainer(tmp_path / "cut", bert(dropout=dropout), args=settings, callbacks=[StopAt(6)])
+    cut.train()  # to one step after the checkpoint
     again = trainer(tmp_path / "cut", bert(dropout=dropout, seed=9), args=settings)
     again.train(resume_from_checkpoint=True)
     torch.testing.assert_close(again.weights, whole.weights, rtol=0, atol=0)
@@ -264,46 +268,107 @@ def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
     assert int(found[1][2].sum()) == 4 * 8
 
 
-# The second rank is forked from the first after the imports, which take most of the time; else as torchrun starts them.
-RANKS = """
-import os, sys, torch, torch._dynamo
-sys.path.insert(0, sys.argv[2])
-from test_huggingface import bert, collate, texts, Soseleto, SoseletoTrainer, transformers
-forked = os.fork()
-rank = "0" if forked else "1"
-os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[4]}
-args = transformers.TrainingArguments(sys.argv[1], per_device_train_batch_size=int(sys.argv[3]), max_steps=3, seed=3,
-    optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
-t = SoseletoTrainer(bert(), args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate,
-    target_batch_size=int(sys.argv[3]) // 2, method=Soseleto())
-t.train()
-if args.process_index == 0:
-    torch.save({"weights": t.weights, "visits": t.selection.visits}, sys.argv[1] + "/found.pt")
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
-"""
+def replicated(reducer: Any, folder: str) -> Any:
+    os.environ |= {"LOCAL_RANK": str(reducer.rank), "LOCAL_WORLD_SIZE": str(reducer.ranks)}
+    trained = trainer(Path(folder), args=OF_THREE_STEPS, target_batch_size=4, method=Soseleto())
+    trained.train()
+    return trained.weights.numpy(), trained.selection.visits.numpy()
 
 
+OF_THREE_STEPS = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
+posix = pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+
+
+@posix
 @pytest.mark.long
 def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
-    from ranks import free_port  # not known to the script, which imports this file
-
-    script = tmp_path / "train.py"
-    script.write_text(RANKS, "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(Path(__file__).parent), "8", str(free_port())],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(tmp_path / "found.pt")
-    assert (found["visits"] == 1).all()
-    assert found["weights"].unique().numel() > 2
-    args = {"per_device_train_batch_size": 16, "max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
-    alone = trainer(tmp_path, args=args, train_dataset=texts(48, 0), target_batch_size=8, method=Soseleto())
+    args = {"per_device_train_batch_size": 16, **OF_THREE_STEPS}
+    alone = trainer(tmp_path, args=args, target_batch_size=8, method=Soseleto())
     alone.train()
-    torch.testing.assert_close(found["weights"], alone.weights, rtol=1e-4, atol=1e-4)
+    assert alone.weights.unique().numel() > 2
+    for weights, visits in together(2, replicated, str(tmp_path)):
+        assert (visits == 1).all()
+        torch.testing.assert_close(torch.as_tensor(weights), alone.weights, rtol=1e-4, atol=1e-4)
+
+
+FULLY_SHARD = {"version": 2, "transformer_layer_cls_to_wrap": "BertLayer"}
+SHARDED_ARGS = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "max_steps": 6, "logging_steps": 1}
+
+
+def sharded(folder: str, **args: Any) -> Any:
+    """A trainer under FSDP, which accelerate has for GPUs alone unless it takes gloo for a backend of theirs."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    def as_on_gpus(*given: Any, **named: Any) -> Any:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return SoseletoTrainer(*given, **named)
+
+    given = {"per_device_train_batch_size": 4, "fsdp": True, "fsdp_config": dict(FULLY_SHARD), **SHARDED_ARGS, **args}
+    return trainer(Path(folder), kind=as_on_gpus, args=given, target_batch_size=2, method=Soseleto())
+
+
+def found_by(trained: Any) -> dict[str, Any]:
+    norms = [entry["grad_norm"] for entry in trained.state.log_history if "grad_norm" in entry]
+    found = {"weights": trained.weights, "scores": trained.selection.scores, "norms": torch.tensor(norms)}
+    for name, p in trained.model.named_parameters():
+        found[name] = (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+    return {name: value.numpy() for name, value in found.items()}
+
+
+def fully_sharded(reducer: Any, folder: str) -> Any:
+    """A training, and one that is cut after a checkpoint and resumed; whether all is placed as the parameters are."""
+    from torch.distributed.tensor import DTensor
+
+    os.environ |= {"LOCAL_RANK": str(reducer.rank), "LOCAL_WORLD_SIZE": str(reducer.ranks)}
+    whole, seen = sharded(folder + "/whole"), []
+
+    class Looking(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            means = whole.selection._state.pieces["direction"]["means"]
+            for name, p in model.named_parameters():
+                alike = {(type(t), t.placements, t.device_mesh) for t in (p, p.grad, means[name])}
+                seen.append(len(alike) == 1 and type(p) is DTensor)
+
+    whole.add_callback(Looking())
+    whole.train()
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    cut = sharded(folder + "/cut", **saving)
+    cut.add_callback(StopAt(4))
+    cut.train()
+    again = sharded(folder + "/cut", **saving)
+    with torch.no_grad():
+        again.model.classifier.weight.zero_()
+    again.train(resume_from_checkpoint=folder + "/cut/checkpoint-3")
+    return found_by(whole), found_by(again), all(seen)
+
+
+@posix
+def test_a_model_of_fully_shard_trains_and_resumes_as_in_one_process(tmp_path: Path) -> None:
+    args = {"per_device_train_batch_size": 8, **SHARDED_ARGS}
+    alone = trainer(tmp_path, args=args, target_batch_size=4, method=Soseleto())
+    before = {name: p.detach().clone() for name, p in alone.model.named_parameters()}
+    alone.train()
+    assert not torch.equal(alone.model.classifier.weight, before["classifier.weight"])
+    right = found_by(alone)
+    for answer in together(2, fully_sharded, str(tmp_path)):
+        assert len(answer) == 3, answer
+        whole, again, is_placed = answer
+        assert is_placed
+        for name, value in right.items():
+            for found in (whole, again):
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("flag", "name"), [("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP 1")])
+def test_other_kinds_of_shards_are_refused(tmp_path: Path, flag: str, name: str) -> None:
+    class Other(SoseletoTrainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            setattr(self, flag, True)
+
+    with pytest.raises(UsageError, match=rf"does not train with {name}: write TrainingArguments\(fsdp=True, "):
+        trainer(tmp_path, kind=Other)
 
 
 def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from parallel.test_ranks import Reshaped, message, points, require_close, requir
 from ranks import together
 from small_tasks import ask_at
 from soseleto.methods import Ordinary
-from soseleto.parallel.reducer import Reducer
+from soseleto.parallel.reducer import Reducer, Single
 from soseleto.pieces import label_doubt, preconditioned, target_share
 from soseleto.run_folder.folder import RunFolder
 
@@ -148,3 +148,69 @@ def test_unsupported_settings_of_a_sharded_model_are_refused() -> None:
             "UsageError: this is one of 2 processes (WORLD_SIZE is set, as by torchrun), and without a reducer",
             "UsageError: the parameter 'source_head.weight' is not sharded over all 2 ranks",
         )
+
+
+class Reader(nn.Module):
+    """Texts, as language models read them: a table of positions, and a norm whose scale starts from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(20, 6, padding_idx=0), nn.Embedding(12, 6)
+        self.scale, self.first, self.last = nn.Parameter(torch.zeros(6)), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.first(x / x.norm(dim=-1, keepdim=True)).tanh() * (1.0 + self.scale.float())
+        here = (ids > 0).unsqueeze(-1)
+        return self.last((x * here).sum(1) / here.sum(1))
+
+
+def reading_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def texts(length: int, seed: int) -> tuple[Tensor, Tensor]:
+    seeded = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 20, (4, length), generator=seeded), torch.randint(3, (4,), generator=seeded)
+
+
+def read(reducer: Reducer) -> dict[str, Any]:
+    """A loop that accumulates over two calls; the texts of rank 1 are twice as long as those of rank 0."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, is_sharded = Reader(), reducer.ranks > 1
+    for part in (model.words, model.first, model) if is_sharded else ():
+        fully_shard(part, mesh=torch.distributed.init_device_mesh("cpu", (reducer.ranks,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    selection = soseleto.Selection(model, n_source=16, loss=reading_loss, optimizer=optimizer, reducer=reducer)
+    for call in range(4):
+        index = torch.arange(8) + 8 * (call % 2)
+        batches = []
+        for seed in (call % 2, 10 + call):
+            parts = [texts(length, 2 * seed + at) for at, length in enumerate((5, 10))]
+            if not is_sharded:
+                padded = torch.cat([nn.functional.pad(ids, (0, 10 - ids.shape[1])) for ids, _ in parts])
+                parts = [(padded, torch.cat([labels for _, labels in parts]))]
+            batches.append(parts[reducer.rank])
+        if is_sharded:  # as a loop that accumulates would write
+            model.set_requires_gradient_sync(call % 2 == 1)  # type: ignore[operator]
+            model.set_reshard_after_backward(call % 2 == 1)  # type: ignore[operator]
+        with torch.no_grad():
+            model(batches[1][0])  # leaves the root's parameters whole
+        mine = slice(None) if not is_sharded else slice(4 * reducer.rank, 4 * reducer.rank + 4)
+        selection.backward(*batches, index=index[mine], scale=0.5)
+        if call % 2:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {"weights": selection.weights, "scores": selection.scores, "norm": norm, **model.state_dict()}
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+
+
+def test_a_loop_of_texts_accumulates_and_clips_as_in_one_process() -> None:
+    alone = read(Single())
+    assert float(alone["norm"]) > 0.1
+    for answer in together(2, read):
+        assert isinstance(answer, dict), answer
+        require_close(alone, answer, 1e-4)

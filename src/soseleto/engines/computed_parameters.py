@@ -19,13 +19,21 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.engines.autograd import add_gradients
+from soseleto.engines.model_state import whole
 from soseleto.errors import EngineError, first_line
 
 # Functions of their first argument that take the shape or the dtype of another one.
 OF_FIRST = {Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to}
+# Functions whose derivative does not read the parameter, which a sharded module may have freed by then.
+KEEPS_VALUES = {
+    F.embedding, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__getitem__, Tensor.to, Tensor.float,
+    Tensor.type_as, Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.expand, Tensor.expand_as, Tensor.unsqueeze,
+    Tensor.squeeze, Tensor.transpose, Tensor.permute, Tensor.contiguous, torch.unsqueeze, torch.transpose,
+}  # fmt: skip
 
 
 class Arguments(NamedTuple):
@@ -155,7 +163,7 @@ class Derived:
             vs = [torch.zeros_like(t, requires_grad=True) for t in tensors]
             linear = dict(_without_none(names, self._vjp(tensors, names, vs, create_graph=True)))
         try:
-            along = [direction[name].to(g.dtype) for name, g in linear.items()]
+            along = [whole(direction[name]).to(g.dtype) for name, g in linear.items()]
             found = torch.autograd.grad(list(linear.values()), vs, along, allow_unused=True)
         except RuntimeError as error:
             raise _not_differentiable(names[0], error) from error

@@ -272,16 +272,16 @@ BATCH_NORM = Rule(
 # --- a bare parameter broadcast over the batch: layer scales, RMSNorm in language models ---
 
 
-_SMALL = 8  # at most 1/8 of a row: such gradients are kept until the end of the backward, all together
-
-
 def _is_small(arguments: Arguments) -> bool:
-    """Whether ``other`` is small, and the same for every row of ``input``."""
+    """Whether ``other`` is one vector for every row of ``input``: its gradients are kept until the end of the backward.
+
+    By structure alone: ranks of a sharded model must all gather its direction at the same time, whatever their batches.
+    """
     x, parameter = arguments["input"], arguments["other"]
     if len(arguments) > 2 or not isinstance(x, Tensor) or x.ndim == 0 or parameter.ndim > x.ndim:
         return False
-    is_one_for_all = len(without_leading_ones(parameter.shape)) < x.ndim
-    return is_one_for_all and parameter.numel() * _SMALL * len(x) <= x.numel()
+    own = without_leading_ones(parameter.shape)
+    return len(own) < x.ndim and parameter.numel() == max(own, default=1)
 
 
 ADD = Rule(("input", "other"), shift="other", fits=_is_small)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from soseleto.engines.call import OTHER_ENGINES, Call, Sums, grouped_calls
-from soseleto.engines.computed_parameters import Derived
+from soseleto.engines.computed_parameters import KEEPS_VALUES, Derived
 from soseleto.engines.functions import (
     as_linear,
     out_of_place,
@@ -117,7 +117,7 @@ class Tape(Recorded):
             if not found.trainable:
                 self.sums.follow(func, args, kwargs)
             if not found.data:  # the result is derived from parameters, or a constant
-                if self.sharded and found.trainable and is_differentiable(out):
+                if self.sharded and found.trainable and is_differentiable(out) and func not in KEEPS_VALUES:
                     name = self.derived.key(found.trainable[0])
                     raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
                 self.derived.add(func, found, args, out)

@@ -95,7 +95,6 @@ class SelectionMixin(_AnyTrainer):
         self._selection: Selection | None = None
         self._selected_for: Any = None  # the model of the selection
         self._targets: TargetBatches | None = None
-        self._saved: dict[str, Any] | None = None
         self._target_losses: list[Tensor] = []  # since the last log
         self._unlabelled = torch.zeros(len(self.train_dataset), dtype=torch.bool, device=self.args.device)
         self._announced = 0  # how many of these the log has named
@@ -103,8 +102,6 @@ class SelectionMixin(_AnyTrainer):
     @property
     def selection(self) -> Selection:
         """Weights, scores and visits; there is none before the first step, unless a checkpoint has been loaded."""
-        if self._saved is not None:  # no step has been taken since
-            return self._made(self.model, None, Single())
         if self._selection is None:
             raise UsageError("no weights yet: call train() first.")
         return self._selection
@@ -138,29 +135,31 @@ class SelectionMixin(_AnyTrainer):
         self._target_losses.append(numbers["target_loss"])
         return numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
 
-    def _begin(self, model: nn.Module) -> TargetBatches:
-        """Selection and target batches, made at a model's first step, when it and its optimizer are where they stay.
+    def _begin(self, model: nn.Module, saved: Mapping[str, Any] | None = None) -> TargetBatches:
+        """Selection and target batches, made when a model and its optimizer are where they stay.
 
         With ``model_init`` every ``train()`` has a model of its own, which starts with weights of its own; a model that
         is trained again keeps them.
+
+        saved: of a checkpoint
         """
-        if self._targets is None or self._selected_for is not self.model:
-            plain, ranks = self.accelerator.unwrap_model(model), self.accelerator.num_processes
+        if saved is not None or self._targets is None or self._selected_for is not self.model:
+            rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
             reducer = Single() if ranks == 1 else Ranks(self.args.device)
-            self._selection = self._made(plain, self.optimizer.optimizer, reducer)
+            self._selection = self._made(self.accelerator.unwrap_model(model), reducer)
             size = self._target_batch_size or max(8, self._train_batch_size // 8)
             target = _of_columns(self, self.target_dataset)
-            collate, rank = _collator(self, self.data_collator), self.accelerator.process_index
+            collate = _collator(self, self.data_collator)
             self._targets = TargetBatches(target, size, collate, seed=self.args.seed, rank=rank, ranks=ranks)
-            if self._saved is not None:
-                self._targets.drawn, self._saved = int(self._saved["targets"]), None
+            if saved is not None:
+                self._selection.load_state_dict(saved["selection"])
+                self._targets.drawn = int(saved["targets"])
             self._selected_for, self._target_losses = self.model, []
         self.selection.follow(self.optimizer.optimizer)
         return self._targets
 
-    def _made(self, model: nn.Module, optimizer: Any, reducer: Reducer) -> Selection:
-        """With the state of the checkpoint, if there is one."""
-        made = Selection(
+    def _made(self, model: nn.Module, reducer: Reducer) -> Selection:
+        return Selection(
             model,
             n_source=len(self.train_dataset),
             loss=self.per_example_loss,
@@ -168,14 +167,11 @@ class SelectionMixin(_AnyTrainer):
             epochs=self._epochs,
             features=mean_embeddings(model) if getattr(self.per_example_loss, "generates", False) else None,
             method=self.method,
-            optimizer=optimizer,
+            optimizer=self.optimizer.optimizer,
             reducer=reducer,
             join=self._join,
             cuda_graph=self._cuda_graph,
         )
-        if self._saved is not None:
-            made.load_state_dict(self._saved["selection"])
-        return made
 
     @property
     def _epochs(self) -> int | None:
@@ -218,9 +214,10 @@ class SelectionMixin(_AnyTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-        if self.args.should_save and self._selection is not None and self._targets is not None:
-            drawn, selection = self._targets.drawn, self._selection.state_dict()
-            state = {"selection": selection, "targets": drawn, "classes": self._classes}
+        if self._selection is None or self._targets is None:
+            return
+        state = {"selection": self._selection.state_dict(), "targets": self._targets.drawn, "classes": self._classes}
+        if self.args.should_save:  # the others had their part in the state of a sharded model
             path = os.path.join(output_dir, FILE)
             torch.save(state, path + ".part")
             os.replace(path + ".part", path)
@@ -232,9 +229,9 @@ class SelectionMixin(_AnyTrainer):
         path = os.path.join(checkpoint, FILE)
         if not os.path.exists(path):
             raise UsageError(f"{checkpoint} has no {FILE}, so another trainer wrote it: train from the start.")
-        self._saved = torch.load(path, map_location="cpu", weights_only=True)
-        self._classes = self._saved["classes"]
-        self._targets = None
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        self._classes = saved["classes"]
+        self._begin(self.model_wrapped, saved)
 
 
 class SoseletoTrainer(SelectionMixin, Trainer):  # type: ignore[misc]
@@ -394,9 +391,13 @@ def _of_columns(trainer: Any, dataset: Any) -> Any:
 
 
 def _require_plain(trainer: Any) -> None:
-    """Whole models only: one device, or a copy on each rank."""
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise UsageError("SoseletoTrainer needs a whole model on each device: turn FSDP and DeepSpeed off.")
+    """One device, a copy on each rank, or a model that accelerate gives to fully_shard."""
+    sharded = trainer.is_fsdp_enabled and getattr(trainer.accelerator, "is_fsdp2", False)
+    if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not sharded):
+        raise UsageError(
+            f"SoseletoTrainer does not train with {'DeepSpeed' if trainer.is_deepspeed_enabled else 'FSDP 1'}: write "
+            'TrainingArguments(fsdp=True, fsdp_config={"version": 2}) for a model that is split over the processes.'
+        )
     if trainer.args.n_gpu > 1:
         raise UsageError(
             f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."

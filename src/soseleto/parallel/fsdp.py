@@ -47,12 +47,16 @@ class ShardedSharing(Sharing):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This rank's losses, and its part of the gradient of Σ c_j ℓ_j over all ranks."""
         losses: list[Tensor] = []
+        reshard(model)
+        for module in sharded_modules(model):
+            module.set_requires_gradient_sync(True, recurse=False)  # accelerate turns it off while gradients accumulate
         before = {p: p.grad for p in model.parameters() if p.grad is not None}  # of a loop that accumulates
         model.zero_grad(set_to_none=True)
         for part, c in self._weighted(batch, coefficients):
             found = loss(model, part)
             found.backward((c * self.reducer.ranks).to(found.dtype))  # since FSDP takes the mean over ranks
             losses.append(found.detach())
+        reshard(model)  # also where the user has turned that off after a backward
         of_parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         model.zero_grad(set_to_none=True)
         for p, g in before.items():
@@ -140,8 +144,7 @@ def gathered(state: Any) -> Any:
 
 def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """A ``gathered`` checkpoint, sharded again for this rank; a collective that every rank must call."""
-    reshard(model)
-    like = dict(model.state_dict())
+    like = shards(model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = saved["optimizer"]["state"]
     return {
@@ -153,6 +156,12 @@ def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -
         },
         "method": parts_of(saved["method"], like),
     }
+
+
+def shards(model: nn.Module) -> dict[str, Any]:
+    """What this rank holds, by the names of checkpoints and by those of parameters, which wrappers can change."""
+    reshard(model)
+    return {**model.state_dict(), **dict(model.named_parameters())}
 
 
 def parts_of(tree: Any, like: Mapping[str, Any]) -> Any:
