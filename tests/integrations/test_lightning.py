@@ -10,12 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 lightning = pytest.importorskip("lightning")
 
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+
+import soseleto  # noqa: E402
 from ranks import together  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
+from soseleto.integrations.batches import Numbered, WithIndex  # noqa: E402
 from soseleto.integrations.lightning import SelectionModule, selection_loaders  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,28 +103,120 @@ def test_accumulated_batches_make_one_step(tmp_path: Path, accumulate: int) -> N
     assert (model.selection.visits == 1).all()
 
 
-def on_ranks(reducer: Any, folder: str) -> Any:
-    """As torchrun starts them."""
-    os.environ["LOCAL_RANK"] = str(reducer.rank)
-    model = Model()
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+class Split(Model):
+    """As ModelParallelStrategy wants it: each rank has its part of the network."""
 
-    several = {"devices": reducer.ranks, "strategy": "ddp", "plugins": [TorchElasticEnvironment()]}
-    several["gradient_clip_val"] = 1.0
-    train(Path(folder), model, 12, enable_checkpointing=False, num_sanity_val_steps=0, **several)
-    with torch.no_grad():
-        parameters = torch.cat([p.flatten() for p in model.parameters()])
-    return parameters.numpy(), model.selection.weights.numpy(), model.selection.visits.numpy()
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]
+        for part in (self.net[0], self.net):
+            fully_shard(part, mesh=mesh)
+
+
+class Fixed(DataLoader[Any]):
+    """The rows of each batch, of which a rank has its share."""
+
+    def __init__(self, dataset: Any, batches: Tensor, rank: int, ranks: int, **settings: Any) -> None:
+        super().__init__(dataset, batch_sampler=batches[:, rank::ranks].tolist(), **settings)
+
+
+def loaders(rank: int = 0, ranks: int = 1) -> CombinedLoader:
+    """Five batches of 24 source and 16 target examples."""
+    source, target = data()
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(5)).view(5, 24)
+    of_target = torch.arange(80).view(5, 16) % 60
+    numbered = Fixed(Numbered(source), order, rank, ranks, collate_fn=WithIndex(default_collate))
+    return CombinedLoader({"source": numbered, "target": Fixed(target, of_target, rank, ranks)}, mode="min_size")
+
+
+ACCUMULATED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.02, "num_sanity_val_steps": 0}
+METHOD = soseleto.Soseleto(gradients=soseleto.pieces.target_share(0.3))
+
+
+def fitted(model: Model, given: CombinedLoader, folder: Path, epochs: int = 2, **more: Any) -> Any:
+    resume = more.pop("ckpt_path", None)
+    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings |= {"max_epochs": epochs, "default_root_dir": folder, "enable_checkpointing": False, **ACCUMULATED, **more}
+    trainer = lightning.Trainer(**settings)
+    trainer.fit(model, given, ckpt_path=resume)
+    return trainer
+
+
+def found_in(model: Model) -> list[Any]:
+    parameters = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    found = [model.selection.weights, model.selection.scores, *parameters]
+    return [value.detach().numpy() for value in found]
+
+
+def on_ranks(reducer: Any, folder: str, how: str) -> Any:
+    """As torchrun starts them: two epochs, and one that is resumed for a second."""
+    os.environ["LOCAL_RANK"] = str(reducer.rank)
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    def train(epochs: int, parts: int = 2, **more: Any) -> tuple[Model, Any]:
+        strategy: Any = "ddp"
+        if how != "ddp":
+            strategy = ModelParallelStrategy(parts, 2 // parts, save_distributed_checkpoint=how == "folder")
+        several = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()]}
+        model = (Model if how == "ddp" else Split)(method=METHOD)
+        given = loaders(reducer.rank, reducer.ranks)
+        trainer = fitted(model, given, Path(folder), epochs, use_distributed_sampler=False, **several, **more)
+        return model, trainer
+
+    whole, _ = train(2)
+    assert all(hasattr(p, "full_tensor") == (how != "ddp") for p in whole.parameters())
+    _, first = train(1)
+    first.save_checkpoint(folder + "/one.ckpt")
+    again, _ = train(2, ckpt_path=folder + "/one.ckpt")
+    if how != "ddp":
+        with pytest.raises(UsageError, match=r"write strategy='ddp', or ModelParallelStrategy\(data_parallel_size=2, "):
+            train(1, parts=1)
+    return found_in(whole), found_in(again)
+
+
+def by_hand() -> Model:
+    """The same in a loop without Lightning."""
+    model = Model(method=METHOD)
+    made = model.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    selection = soseleto.Selection(
+        model, n_source=120, loss=lambda m, b: m.per_example_loss(b), method=METHOD, optimizer=optimizer
+    )
+    for _ in range(2):
+        for number, (both, *_) in enumerate(loaders(), start=1):
+            index, source = both["source"]
+            selection.backward(source, both["target"], index=index, scale=0.5)
+            if number % 2 == 0 or number == 5:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.02)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    model._selection = selection
+    return model
+
+
+def test_accumulated_and_clipped_gradients_are_those_of_a_loop(tmp_path: Path) -> None:
+    model, right = Model(method=METHOD), found_in(by_hand())
+    fitted(model, loaders(), tmp_path)
+    for mine, its in zip(found_in(model), right, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-def test_two_ranks_train_one_model(tmp_path: Path) -> None:
-    one, other = together(2, on_ranks, str(tmp_path))
-    for mine, its in zip(one, other, strict=True):
-        assert (mine == its).all()
-    _, weights, visits = one
-    assert (visits == 12).all()
-    assert weights[:WRONG].mean() < weights[WRONG:].mean() - 0.2
+@pytest.mark.parametrize("how", ["ddp", "folder", pytest.param("file", marks=pytest.mark.long)])
+def test_two_ranks_train_and_resume_as_one_process(tmp_path: Path, how: str) -> None:
+    """By ddp, and by fully_shard with a checkpoint in a folder of parts or in one file."""
+    alone = Model(method=METHOD)
+    fitted(alone, loaders(), tmp_path)
+    right, before = found_in(alone), Model().net[0].weight
+    assert not torch.allclose(alone.net[0].weight, before, atol=1e-2)
+    for answer in together(2, on_ranks, str(tmp_path), how):
+        assert isinstance(answer[0], list), answer
+        for found in answer:
+            for mine, its in zip(found, right, strict=True):
+                torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
 def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -31,10 +31,11 @@ from soseleto.selection import Selection
 
 
 class SelectionModule(LightningModule):  # type: ignore[misc]
-    """A module that learns a weight for each source example while Lightning trains it, on one device or by ``ddp``.
+    """A module that learns a weight for each source example while Lightning trains it, on one device or several.
 
     Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's: validation, schedules,
-    clipping, accumulation, precision and checkpoints.
+    clipping, accumulation, precision and checkpoints. Several devices have the whole model each, with
+    ``strategy="ddp"``, or their part of it, by ``fully_shard`` in ``configure_model`` and ``ModelParallelStrategy``.
 
     Args:
         n_source: the number of source examples.
@@ -63,8 +64,16 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         return self._selection
 
     def on_fit_start(self) -> None:
-        if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
-            raise UsageError("SelectionModule needs the whole model on each device: write strategy='ddp'.")
+        strategy, devices = self.trainer.strategy, self.trainer.world_size
+        is_tensor_parallel = (
+            isinstance(strategy, ModelParallelStrategy) and strategy.device_mesh["data_parallel"].size() != devices
+        )
+        if isinstance(strategy, FSDPStrategy | DeepSpeedStrategy) or is_tensor_parallel:
+            raise UsageError(
+                f"SelectionModule does not train with this {type(strategy).__name__}: write strategy='ddp', or "
+                f"ModelParallelStrategy(data_parallel_size={devices}, tensor_parallel_size=1) and fully_shard in "
+                "configure_model."
+            )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self._batch = batch
