@@ -55,6 +55,10 @@ UNITS = {
         "Algorithm 1 for a training loop of the user's own",
         "defaults algorithm pieces task parallel engines models data weights",
     ),
+    "scoring": unit(
+        "alignments of a pool with several targets at checkpoints, before a training",
+        "pieces task parallel engines models data run_folder",
+    ),
     "methods": unit("the methods that SOSELETO is compared with", "algorithm task engines models data weights"),
     "schedules": unit("learning-rate schedules"),
     "defaults": unit("one set of defaults for every caller", "schedules methods algorithm pieces models task data"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from soseleto.parallel.reducer import ranks
     from soseleto.prediction.load import load
     from soseleto.prediction.predictor import Predictor
+    from soseleto.scoring import Scores, score
     from soseleto.selection import Selection
     from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
@@ -45,6 +46,7 @@ _MODULES = {
     "parallel.reducer": ("ranks",),
     "prediction.load": ("load",),
     "prediction.predictor": ("Predictor",),
+    "scoring": ("Scores", "score"),
     "selection": ("Selection",),
     "suspects.suspects": ("Suspects",),
     "task.losses": ("cross_entropy", "squared_error"),
@@ -68,6 +70,7 @@ __all__ = [
     "Predictor",
     "Probes",
     "Result",
+    "Scores",
     "Selection",
     "Soseleto",
     "SoseletoClassifier",
@@ -90,6 +93,7 @@ __all__ = [
     "ranks",
     "scan",
     "schedules",
+    "score",
     "squared_error",
 ]
 

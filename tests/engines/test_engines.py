@@ -143,6 +143,19 @@ def test_a_direction_may_name_some_parameters_only(name: str, engine: str, named
     assert relative(run(problem, engine, some)[1], run(problem, "loop", some)[1]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("engine", ["layerwise", "forward"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_examples_are_no_reason_to_decline(engine: str, n: int) -> None:
+    """Their gradients must not cancel in a proof."""
+    problem = BY_NAME["mlp"]
+    (model, batch), taken = problem.build(), make_engine(engine)
+    equal = tuple(part[:1].expand(n, *part.shape[1:]) for part in batch)
+    along = direction_for(model)
+    for _ in range(8):
+        _, q = taken(model, problem.loss, equal, along)
+        torch.testing.assert_close(q, make_engine("loop")(model, problem.loss, equal, along)[1])
+
+
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward"])
 def test_the_tolerance_follows_casts_inside_the_model(engine: str) -> None:
     """A float64 model with norms in float32 agrees with autograd to the precision of float32."""

@@ -196,6 +196,8 @@ def coefficients(losses: Tensor, *, examples: int, seed: int) -> list[Tensor]:
     n, large = len(losses), 1.0 if losses.dtype == torch.float16 else LARGE
     c = 2.0 ** torch.randint(-1, 2, (n,), generator=seeded, dtype=torch.float64)
     c *= torch.randint(2, (n,), generator=seeded) * 2 - 1
+    if n and not c.sum():  # gradients of equal examples would cancel
+        c[0] = -c[0]
     chosen = torch.randperm(n, generator=seeded)[: examples if n > 1 else 0]
     rows = [c, *(large * torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
     return [row.to(losses.device) for row in rows]

@@ -160,10 +160,10 @@ class Ranks(Reducer):
             ) from error
 
 
-def existing(device: torch.device) -> Reducer:
+def existing(device: torch.device, *, answer: timedelta = ANSWER) -> Reducer:
     """The ranks of the process group that exists; raises in one of several processes that have not joined one."""
     if dist.is_available() and dist.is_initialized():
-        return Ranks(device) if dist.get_world_size() > 1 else Single()
+        return Ranks(device, answer=answer) if dist.get_world_size() > 1 else Single()
     require_alone()
     return Single()
 

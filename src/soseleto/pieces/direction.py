@@ -17,7 +17,7 @@ from torch.optim import Adam, AdamW, NAdam, Optimizer
 
 from soseleto.engines.interface import reductions_dtype
 from soseleto.errors import UsageError
-from soseleto.pieces.piece import Direction, State, Step
+from soseleto.pieces.piece import Direction, ParameterStates, State, Step
 from soseleto.task.task import Task, peak_rate
 
 ADAMS = (Adam, AdamW, NAdam)
@@ -126,19 +126,11 @@ class preconditioned(Direction):
     def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
         if step.optimizer is None:
             raise UsageError("preconditioned reads the optimizer's state: write Selection(..., optimizer=optimizer).")
-        _require_adam(step.optimizer.optimizer)
-        direction: dict[str, Tensor] = {}
-        for name, g in self.of.update(value, state, step).items():
-            if (kept := step.optimizer.of(name)) is None:
-                continue
-            if _has_stepped(kept.state):
-                along = g * _of_adam(kept.state, kept.group)
-            elif isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
-                along = g.sign() / self.of.correction(state["batches"] + 1)
-            else:
-                along = g.sign()
-            direction[name] = along * peak_rate(kept.group)
-        return direction
+        found = self.of.update(value, state, step)
+        first: Tensor | float = 1.0
+        if isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
+            first = 1.0 / self.of.correction(state["batches"] + 1)
+        return as_optimizer_steps(found, step.optimizer, first)
 
     @property
     def layers(self) -> tuple[str, ...] | None:
@@ -146,6 +138,19 @@ class preconditioned(Direction):
 
     def correct(self, q: Tensor, state: State) -> Tensor:
         return self.of.correct(q, state)
+
+
+def as_optimizer_steps(
+    gradients: Mapping[str, Tensor], states: ParameterStates, first: Tensor | float = 1.0
+) -> dict[str, Tensor]:
+    """Λ P g of the parameters that the optimizer steps; ``first`` is the size of P g before its first step."""
+    _require_adam(states.optimizer)
+    direction: dict[str, Tensor] = {}
+    for name, g in gradients.items():
+        if (kept := states.of(name)) is not None:
+            along = g * _of_adam(kept.state, kept.group) if _has_stepped(kept.state) else g.sign() * first
+            direction[name] = along * peak_rate(kept.group)
+    return direction
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:
