@@ -28,7 +28,7 @@ from experiments.experiment import Cell, Experiment, Lines, Root, Run, fields_of
 from experiments.language_pools import EXCHANGED, FOREIGN, KINDS, POOLS, RIGHT, Pool, Tokens, bm25
 from experiments.language_pools import drawn as drawn_pool
 from experiments.measures import auroc
-from experiments.results import Row
+from experiments.results import Row, table, with_count
 from experiments.training import drawn
 from soseleto import Selection, Soseleto, alignment
 from soseleto.data import generator
@@ -452,3 +452,52 @@ CRITERIA: Mapping[str, Callable[[Training], Tensor]] = {
 }
 
 EXPERIMENT = Experiment(NAME, LINES, 3, configuration, cells, data, measure)
+
+COLUMNS = {
+    "exchanged": "700 right, 700 exchanged, 6,000 foreign",
+    "few": "370 right, 7,030 foreign",
+    "few exchanged": "370 right, 370 exchanged, 6,660 foreign",
+}
+
+
+def loss_table(rows: Sequence[Row], adapter: str = "full") -> str:
+    """Loss per token of the answers to the test questions, times 100."""
+    found = [{**row, "value": 100.0 * row["nll"]} for row in rows if "nll" in row]
+    return _table(found, adapter)
+
+
+def closed_table(rows: Sequence[Row], adapter: str = "full") -> str:
+    """Percent of the way from "all alike" to "right ones only" that a line goes, in the same draw."""
+    losses = {
+        (r["method"], r["setting"]["pool"], r["setting"]["adapter"], r["seed"]): r["nll"] for r in rows if "nll" in r
+    }
+    found = []
+    for row in rows:
+        of_draw = [losses.get((name, *row["setting"].values(), row["seed"])) for name in ("all", "right")]
+        if "nll" in row and row["method"] not in ("all", "right") and None not in of_draw:
+            worst, best = of_draw
+            found.append({**row, "value": 100.0 * (worst - row["nll"]) / (worst - best)})  # type: ignore[operator]
+    return _table(found, adapter)
+
+
+def auroc_table(rows: Sequence[Row], kind: str, adapter: str = "full") -> str:
+    """100·AUROC of right ones against those of another kind, by score."""
+    name = f"auroc_{kind}"
+    return _table([{**row, "value": 100.0 * row[name]} for row in rows if name in row], adapter)
+
+
+def _table(rows: Sequence[Row], adapter: str) -> str:
+    return table(
+        rows,
+        methods={name: title for name, (title, _) in LINES.items()},
+        settings={title: {"pool": pool, "adapter": adapter} for pool, title in COLUMNS.items()},
+        show=with_count(EXPERIMENT.seeds),
+    )
+
+
+TABLES = {
+    "loss": loss_table,
+    "closed": closed_table,
+    "exchanged": partial(auroc_table, kind="exchanged"),
+    "foreign": partial(auroc_table, kind="foreign"),
+}

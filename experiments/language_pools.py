@@ -27,6 +27,7 @@ RIGHT, EXCHANGED, FOREIGN = range(3)
 KINDS = ("right", "exchanged", "foreign")
 POOLS = {"exchanged": (700, 700, 6000), "few": (370, 0, 7030), "few exchanged": (370, 370, 6660)}  # by kind
 N_TARGET, N_HELDOUT = 200, 300
+FILES = ("roleplay", "toolformer")  # of foreign texts
 IGNORED = -100
 
 
@@ -51,9 +52,7 @@ def drawn(name: str, seed: int, root: str | Path | None = None, *, part: float =
     """A draw of a pool; ``part`` of its size, and of the others', for tests."""
     folder = data_root(root) / "text"
     sums = [Text(one["question"], one["answer"]) for one in _lines(folder / "gsm8k_train.jsonl")]
-    others = {
-        name: [_instruction(one) for one in _json(folder / f"{name}.json")] for name in ("roleplay", "toolformer")
-    }
+    others = {name: [_instruction(one) for one in _json(folder / f"{name}.json")] for name in FILES}
     counts = [round(part * count) for count in POOLS[name]]
     n_target, n_heldout = (math.ceil(part * n) for n in (N_TARGET, N_HELDOUT))
     sums = _shuffled(sums, seed, "language/sums")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from experiments import cifar10_deep, noisy_text, pretrained_images, table1, table2
+from experiments import cifar10_deep, language, noisy_text, pretrained_images, table1, table2
 from experiments.results import fill_page, put_between
 from pages import choices, data, experiments, readme, speed, suspects
 from pages.common import ROOT, load
@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "table1.md": table1,
     "table2.md": table2,
     "noisy-text.md": noisy_text,
+    "language.md": language,
     "cifar10-deep.md": cifar10_deep,
     "pretrained-images.md": pretrained_images,
 }

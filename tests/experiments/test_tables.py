@@ -12,7 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import cifar10_deep, digits, efficientnet, figures, news, noisy_text, pretrained_images, table1, table2
+from experiments import (
+    cifar10_deep,
+    digits,
+    efficientnet,
+    figures,
+    language_pools,
+    news,
+    noisy_text,
+    pretrained_images,
+    table1,
+    table2,
+)
 from experiments.__main__ import TABLES, main, table
 from experiments.experiment import Sides
 from experiments.results import Row, key, load, put_between, save, started
@@ -137,6 +148,7 @@ ONE_EACH = {
     "table2": ("matching_fine_tuned", "soseleto_shuffled", "luo", "soseleto_printed_first"),
     "cifar10_deep": ("strong", "strong_shuffled_others", "promix", "mixed"),
     "noisy_text": (),
+    "language": (),
     "pretrained_images": (),
 }
 SHORT = [(name, line) for name, lines in ONE_EACH.items() for line in lines]
@@ -177,6 +189,52 @@ def test_lines_of_texts_run(minilm: str, line: str, encoder: str) -> None:
         assert set(row["issues"]) == {"count", "precision", "recall"}
     if line == "soseleto_usual_probes":
         assert (row["suspects"][0]["asked"], row["suspects"][0]["basis"]) == (90, "from earlier labels")
+
+
+def instructions(folder: Path) -> Path:
+    """Files of sums and of other tasks, as those of ``language_pools``."""
+    (folder / "text").mkdir()
+    sums = [json.dumps({"question": f"What is {i} and {i}?", "answer": f"It is {2 * i}."}) for i in range(40)]
+    for name in ("gsm8k_train", "gsm8k_test"):
+        (folder / "text" / f"{name}.jsonl").write_text("\n".join(sums[:: 1 if "train" in name else 8]))
+    for name in language_pools.FILES:
+        others = [{"instruction": f"Call tool {i}.", "input": "", "output": "tool" * (i % 5)} for i in range(100)]
+        (folder / "text" / f"{name}.json").write_text(json.dumps(others))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "right", "soseleto", "soseleto_own", "greats", "less", "embeddings", "bm25",
+        *(pytest.param(line, marks=pytest.mark.long) for line in ("similarity", "balanced", "loss", "soseleto_first")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("adapter", ["full", pytest.param("lora", marks=pytest.mark.long)])
+def test_lines_of_language_models_run(tmp_path: Path, line: str, adapter: str) -> None:
+    experiment = table("language")
+    run = experiment.configuration(line, small=True, pool="exchanged", adapter=adapter)
+    row = run_one(experiment.data, experiment.measure, run, root=instructions(tmp_path), device="cpu")
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert 0 < row["nll"] < 10
+    assert set(row["weights"]) == {"right", "exchanged", "foreign"}
+    if line == "right":
+        assert row["weights"] == {"right": 1.0, "exchanged": 0.0, "foreign": 0.0}
+    if line == "bm25":
+        assert row["auroc_foreign"] == 1.0
+        assert row["weights"]["foreign"] == 0.0
+
+
+def test_a_pool_of_instructions(tmp_path: Path) -> None:
+    pool = language_pools.drawn("exchanged", 0, instructions(tmp_path), part=0.02)
+    assert pool.kinds.bincount().tolist() == [14, 14, 120]
+    right = {t.question: t.answer for t in [*pool.source[:14], *pool.target, *pool.heldout]}
+    assert len(right) == 14 + 4 + 6
+    assert all(answer == f"It is {2 * int(question.split()[2])}." for question, answer in right.items())
+    exchanged = pool.source[14:28]
+    assert not right.keys() & {t.question for t in exchanged}
+    assert all(t.answer != f"It is {2 * int(t.question.split()[2])}." for t in exchanged)
+    assert pool.files == ["gsm8k"] * 28 + [name for name in pool.files[28:] if name in language_pools.FILES]
 
 
 @pytest.mark.parametrize("line", ["soseleto_usual_probes", "logistic_mixed", "cleanlab"])
