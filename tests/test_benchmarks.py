@@ -77,6 +77,14 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert all(row["accuracy"] is None for row in rows)  # of random images
 
 
+def test_steps_of_language_models(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    rows = run("language", tmp_path / "language.json")
+    assert [row["adapter"] for row in rows] == ["full", "lora"]
+    assert all(row["time"] > 0 for row in rows)
+    assert all(row["memory"] > 0 for row in rows)
+
+
 def test_language_peers_give_equal_answers() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     peers = importlib.import_module("language_peers")
