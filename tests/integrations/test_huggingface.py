@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -15,12 +16,14 @@ datasets = pytest.importorskip("datasets")
 
 from ranks import together  # noqa: E402
 from soseleto import Selection, Soseleto  # noqa: E402
+from soseleto.engines.layerwise import LayerwiseEngine  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.huggingface import (  # noqa: E402
     INDEX,
     Join,
     SelectionMixin,
     SoseletoTrainer,
+    _Texts,
     default_loss,
 )
 
@@ -183,6 +186,72 @@ def test_a_generating_model_has_a_loss_per_sequence(make: Any) -> None:
     for i in range(4):
         right = model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss
         torch.testing.assert_close(losses[i], right)
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=30, num_key_value_heads=1, max_position_embeddings=64, **sizes)
+    return transformers.LlamaForCausalLM(config)
+
+
+LENGTHS_OF_TEXTS = (5, 9, 2, 7, 1, 6)
+
+
+def of_lengths(seed: int) -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(3, 30, (n,), generator=draw).tolist() for n in LENGTHS_OF_TEXTS]
+    return [{"input_ids": row, "labels": [-100, *row[1:]] if at % 2 else row} for at, row in enumerate(ids)]
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("padded", [0, 8])
+def test_texts_in_one_row_have_the_losses_and_alignments_of_each_alone(make: Any, padded: int) -> None:
+    model, rows = make().double().eval(), of_lengths(0)
+    flattened = transformers.DataCollatorWithFlattening(return_tensors="pt")(rows)
+    if padded:  # as to a multiple of eight
+        more = -flattened["input_ids"].shape[1] % padded
+        fill = {"input_ids": 3, "labels": -100, "position_ids": 0}
+        flattened = {name: F.pad(flattened[name], (0, more), value=value) for name, value in fill.items()}
+    batch = _Texts(lambda items: flattened)(rows)
+    direction = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    loss, engine = default_loss(model), LayerwiseEngine()
+    losses, alignments = engine(model, loss, batch, direction)
+    assert engine.proofs == 1
+    for i, row in enumerate(rows):
+        given = {name: torch.tensor([value]) for name, value in row.items()}
+        alone = loss(model, given)
+        torch.testing.assert_close(losses[i], alone[0].detach())
+        gradients = torch.autograd.grad(
+            alone[0], [dict(model.named_parameters())[n] for n in direction], allow_unused=True
+        )
+        right = sum((g * d).sum() for g, d in zip(gradients, direction.values(), strict=True) if g is not None)
+        torch.testing.assert_close(alignments[i], torch.as_tensor(right, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert losses[4] == 0  # a text of one token has nothing to predict
+
+
+def test_a_trainer_of_flattened_batches_learns_what_one_of_padded_batches_learns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    source, target = (datasets.Dataset.from_list(of_lengths(a) + of_lengths(b)) for a, b in ((1, 2), (3, 4)))
+    for collator in (transformers.DataCollatorWithFlattening(), padded_texts):
+        made = {"train_dataset": source, "target_dataset": target, "data_collator": collator, "method": Soseleto()}
+        trained = trainer(tmp_path, llama(), args={"per_device_train_batch_size": 4, "max_steps": 5}, **made)
+        trained.train()
+        found.append([trained.weights, trained.selection.scores, *trained.model.parameters()])
+        assert trained.selection.visits.min() == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert found[0][0].std() > 0.01
+    assert "2 examples of train_dataset have no token with a label (places 4, 10)" in caplog.text
+
+
+def padded_texts(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    length = max(len(row["input_ids"]) for row in rows)
+    pad = {"input_ids": 3, "labels": -100, "attention_mask": 0}
+    rows = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in rows]
+    return {k: torch.tensor([row[k] + [value] * (length - len(row[k])) for row in rows]) for k, value in pad.items()}
 
 
 def answers(n: int, *, cut: tuple[int, ...] = ()) -> Any:

@@ -36,8 +36,9 @@ from soseleto.task.loop import PerExampleLoss
 logger = logging.getLogger("soseleto")
 FILE = "selection.pt"  # in a checkpoint of the Trainer
 INDEX = "soseleto_index"
+TEXTS, LENGTHS = "soseleto_texts", "soseleto_lengths"  # of a row that holds several: whose each token is
 IGNORED = -100  # a token without a label
-ROWS = 8  # texts whose logits are in float32 at a time
+ROWS, TOKENS = 8, 4096  # texts, or tokens of a row that holds several, whose logits are in float32 at a time
 UNLIMITED = 1 << 20  # tokens that a model without a limit can read
 PADDING = {"attention_mask": 0, "token_type_ids": 0, "labels": IGNORED, "special_tokens_mask": 1}
 GENERATES = ("ForCausalLM", "ForConditionalGeneration")  # transformers' kinds of loss
@@ -119,7 +120,7 @@ class SelectionMixin(_AnyTrainer):
         if isinstance(self.per_example_loss, _PerExample):
             self._classes = self.per_example_loss.classes(self.model, inputs)
         if isinstance(self.per_example_loss, _PerToken):
-            self._unlabelled[index] = self.per_example_loss.counts(inputs["labels"]) == 0
+            self._unlabelled[index] = self.per_example_loss.counts(inputs) == 0
         target = self._prepare_inputs(next(self._begin(model)))
         if self._cuda_graph:
             longest = getattr(getattr(self.model, "config", None), "max_position_embeddings", None) or UNLIMITED
@@ -304,18 +305,36 @@ class _PerToken:
         self._shifted, self._takes_labels = generates and not takes_labels, takes_labels
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        labels = inputs["labels"]
-        given = {name: value for name, value in inputs.items() if name != "labels" or self._takes_labels}
-        logits = model(**given, **self._settings).logits
-        if self._shifted:  # the labels, since logits are the largest tensor of all
-            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        parts = zip(logits.split(ROWS), labels.split(ROWS), strict=True)
+        left_out = (TEXTS, LENGTHS) if self._takes_labels else (TEXTS, LENGTHS, "labels")
+        given = {name: value for name, value in inputs.items() if name not in left_out}
+        logits, labels, rows = model(**given, **self._settings).logits, self._wanted(inputs), ROWS
+        if TEXTS in inputs:  # every token is a row
+            logits, labels, rows = logits.transpose(0, 1), labels.transpose(0, 1), TOKENS
+        parts = zip(logits.split(rows), labels.split(rows), strict=True)
         sums = [checkpoint(_label_losses, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        return torch.cat(sums) / self.counts(inputs["labels"]).clamp_min(1)
+        return _by_text(torch.cat(sums), inputs) / self.counts(inputs).clamp_min(1)
 
-    def counts(self, labels: Tensor) -> Tensor:
+    def counts(self, inputs: Mapping[str, Any]) -> Tensor:
         """How many tokens of each example have a label."""
-        return ((labels[:, 1:] if self._shifted else labels) != IGNORED).sum(1)
+        found = self._wanted(inputs) != IGNORED
+        return _by_text(found.flatten().long(), inputs) if TEXTS in inputs else found.sum(1)
+
+    def _wanted(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The label that each place is to predict; shifted here, since logits are the largest tensor of all."""
+        labels: Tensor = inputs["labels"]
+        if self._shifted:
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            if (texts := inputs.get(TEXTS)) is not None:  # the last token of a text does not predict the next text
+                labels = labels.masked_fill(texts.diff(append=texts[-1:]) != 0, IGNORED)
+        return labels
+
+
+def _by_text(values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    """Sums over the tokens of each text of a row that holds several; otherwise there is a value per text already."""
+    if TEXTS not in inputs:
+        return values
+    n = len(inputs[LENGTHS])  # fewer than in the row where an engine asks for some: the last has the others too
+    return values.new_zeros(n).index_add(0, inputs[TEXTS].clamp(max=n - 1), values)
 
 
 def _label_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -334,7 +353,7 @@ class Join:
         self._padding = PADDING if pad_token is None else {**PADDING, "input_ids": pad_token}
 
     def __call__(self, source: Any, target: Any) -> Any:
-        if not isinstance(source, Mapping) or source.keys() != target.keys():
+        if not isinstance(source, Mapping) or source.keys() != target.keys() or TEXTS in source:
             return None
         joined = {}
         for name, one in source.items():
@@ -373,16 +392,39 @@ class Join:
 
 
 class _WithIndex(WithIndex):
-    """The index as one more entry of the batch."""
+    """The index as one more entry of the batch; an item that holds several texts has the places of its tokens."""
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
         index, batch = super().__call__(items)
+        if isinstance(items[0][1], Mapping) and INDEX in items[0][1]:
+            index = torch.cat([torch.as_tensor(item[INDEX]).unique_consecutive() for _, item in items])
+        if LENGTHS in batch and len(batch[LENGTHS]) != len(index):
+            raise UsageError(
+                f"{len(index)} rows of train_dataset hold {len(batch[LENGTHS])} texts, whose places are not known: "
+                "give one text in each row, or use SoseletoSFTTrainer of soseleto.integrations.trl, which packs them."
+            )
         return {**batch, INDEX: index}
+
+
+class _Texts:
+    """A collator that says whose each token is, where it makes one row of several texts."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        batch = self._collate(items)
+        places = batch.get("position_ids") if isinstance(batch, Mapping) else None
+        if places is None or "attention_mask" in batch or "labels" not in batch or len(places) != 1:
+            return batch
+        n = sum(len(item.get("seq_lengths", (0,))) for item in items)
+        texts = ((places[0] == 0).cumsum(0) - 1).clamp(max=n - 1)  # padding at the end begins anew
+        return {LENGTHS: texts.bincount(minlength=n), TEXTS: texts, **batch}  # the first counts the examples
 
 
 def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
     """The collator, without the columns that the model does not take."""
-    return trainer._get_collator_with_removed_columns(collate, description="training")
+    return _Texts(trainer._get_collator_with_removed_columns(collate, description="training"))
 
 
 def _of_columns(trainer: Any, dataset: Any) -> Any:
