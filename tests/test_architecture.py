@@ -76,7 +76,9 @@ UNITS = {
     "estimator": unit(
         "`fit` as a scikit-learn estimator", "defaults training suspects algorithm prediction models data"
     ),
-    "integrations": unit("trainers of other libraries", "defaults selection algorithm parallel task engines data"),
+    "integrations": unit(
+        "trainers of other libraries", "defaults selection algorithm parallel task engines data report run_folder"
+    ),
     "report": unit("the report page of a run folder", "run_folder"),
     "review": unit("the page on which suspects are reviewed and audited", "run_folder report suspects"),
     "cli": unit("the command line", "*"),

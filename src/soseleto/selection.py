@@ -40,7 +40,7 @@ from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
 from soseleto.task.settings import to_data
-from soseleto.task.task import Task, laid_out_like
+from soseleto.task.task import Coverage, Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
 GRADIENT = "gradient of "  # before a parameter's name, among the numbers of a step
@@ -199,6 +199,11 @@ class Selection:
     def engine(self) -> str:
         """The engine that computes the alignments; ``"auto"`` until the first batch."""
         return self._state.engine.name
+
+    @property
+    def coverage(self) -> Coverage:
+        """What the alignments are made of, and when they were last compared with ordinary backward passes."""
+        return self._state.coverage
 
     def follow(self, optimizer: Optimizer) -> None:
         """Follow another optimizer from now on, where a training continues with a new one; weights and scores stay."""

@@ -124,7 +124,7 @@ def curves(
         x,
         y,
         tuple(("line", kind, _line(x(epochs), y(series[key]))) for key, kind, _ in lines),
-        f"{title} over {len(epochs)} epochs: {changes}.",
+        f"{title} over {epochs.max():g} epochs: {changes}.",
         _legend("line", ((kind, text) for _, kind, text in lines)),
         caption,
     )

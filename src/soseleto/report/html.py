@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from soseleto.report import charts, sentences
 from soseleto.report.sentences import RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT, measure_of
-from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, most_suspicious_first, suspect_rows
+from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, Ranking, most_suspicious_first, suspect_rows
 
 PAGE = Path(__file__).parent / "page"
+GROUPS = 50  # the largest, of a table of weights by label
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 
 
@@ -109,7 +110,25 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "best": _examples(run, np.arange(half)),
         "worst": _examples(run, suspects[:SHOWN] if len(suspects) else by_suspicion[:half]),
         "features": run.features,
+        "groups": [*_groups(run.ranking)] if run.is_transfer else [],
     }
+
+
+def _groups(ranking: Ranking) -> Iterator[dict[str, Any]]:
+    """Weights summed up by label, or by the file that a text came from, and by quarters of length."""
+    names, places, counts = np.unique(ranking["label"], return_inverse=True, return_counts=True)
+    parts = [(str(names[at]), places == at) for at in np.argsort(-counts, kind="stable")[:GROUPS]]
+    if len(parts) == 1:
+        parts = []
+    if "tokens" in ranking:
+        tokens = ranking["tokens"]
+        of_quarter = np.searchsorted(np.quantile(tokens, (0.25, 0.5, 0.75)), tokens)
+        quarters = [mine for at in range(4) if (mine := of_quarter == at).any()]
+        ends = [dict.fromkeys(f"{end:,}" for end in (tokens[mine].min(), tokens[mine].max())) for mine in quarters]
+        parts += [(f"{' to '.join(both)} tokens", mine) for both, mine in zip(ends, quarters, strict=True)]
+    for name, mine in parts:
+        weight, score = (float(np.nanmean(ranking[column][mine])) for column in ("weight", "score"))
+        yield {"name": name, "examples": int(mine.sum()), "weight": weight, "score": score}
 
 
 def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:

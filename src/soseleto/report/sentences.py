@@ -147,7 +147,7 @@ def training(run: RunFiles) -> str:
     data = f" on {count(source)} source and {count(target)} target examples" if source and target else ""
     if not run.epochs:
         return f"Training{data} has not finished its first epoch."
-    epochs = counted(len(run.epochs), "epoch")
+    epochs = counted(max(1, round(float(run.series("epoch").max()))), "epoch")
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
     took = run.end.get("seconds")

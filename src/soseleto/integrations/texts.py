@@ -1,0 +1,73 @@
+"""A run folder of a Hugging Face training: its report, ranking and settings, with the texts in words.
+
+write_run(trainer, "runs/sums", files=names)  # after trainer.train(); then `soseleto report` and `soseleto rank`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from soseleto.errors import UsageError
+from soseleto.report.html import write_report
+from soseleto.run_folder.folder import SOURCE, RunFolder
+from soseleto.task.settings import to_data
+
+SECONDS = "train_runtime"  # of the Trainer's log
+
+
+def write_run(
+    trainer: Any, out: str | Path, *, texts: Sequence[str] | None = None, files: Sequence[str] | None = None
+) -> Path:
+    """Write what a training with source weights found to the folder ``out``; returns the path of the report.
+
+    Args:
+        trainer: a ``SoseletoTrainer`` that has trained.
+        out: a new folder.
+        texts: the examples of ``train_dataset`` in words; by default their tokens, decoded by the trainer's tokenizer.
+        files: where each example came from, by which weights are summed up.
+    """
+    selection, dataset = trainer.selection, trainer.train_dataset
+    n, decode = len(dataset), getattr(trainer.processing_class, "decode", None)
+    ids = [np.asarray(dataset[i]["input_ids"]) for i in range(n)]
+    if texts is None and decode is not None:
+        texts = [decode(tokens, skip_special_tokens=True) for tokens in ids]
+    for name, given in (("texts", texts), ("files", files)):
+        if given is not None and len(given) != n:
+            raise UsageError(f"{name} has {len(given)} entries for {n} examples: give one for each.")
+    history = trainer.state.log_history
+    folder = RunFolder.create(out)
+    folder.write_config(
+        {
+            "mode": "transfer",  # weights are about the target, not about wrong labels
+            "method": selection.settings.method.name,
+            "settings": to_data(selection.settings.method),
+            "alignments": selection.coverage.sentence(),
+            "device": str(trainer.args.device),
+            "trainer": trainer.args.to_sanitized_dict(),
+        }
+    )
+    folder.log({"event": "start", "n_source": n, "n_target": len(trainer.target_dataset)})
+    for record in history:
+        if "loss" in record:
+            kept = {name: record[name] for name in ("epoch", "target_loss", "mean_weight") if name in record}
+            folder.log({"event": "epoch", "source_loss": record["loss"], **kept})
+    order = torch.argsort(selection.scores, descending=True, stable=True)
+    columns: dict[str, Any] = {
+        "id": [str(i) for i in order.tolist()],
+        "label": ["" if files is None else str(files[i]) for i in order.tolist()],
+        "weight": selection.weights[order],
+        "score": selection.scores[order],
+        "visits": selection.visits[order],
+        "tokens": [len(ids[i]) for i in order.tolist()],
+    }
+    if texts is not None:
+        columns["x0"] = [texts[i] for i in order.tolist()]
+        folder.write_json(SOURCE, {"features": ["text"]})
+    folder.write_ranking(columns)
+    folder.end({"event": "end", "seconds": next((one[SECONDS] for one in history[::-1] if SECONDS in one), None)})
+    return write_report(folder.path)
