@@ -25,6 +25,7 @@ from soseleto.integrations.huggingface import (  # noqa: E402
     SoseletoTrainer,
     _Texts,
     default_loss,
+    mean_embeddings,
 )
 
 pytestmark = [
@@ -245,6 +246,14 @@ def test_a_trainer_of_flattened_batches_learns_what_one_of_padded_batches_learns
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert found[0][0].std() > 0.01
     assert "2 examples of train_dataset have no token with a label (places 4, 10)" in caplog.text
+
+
+def test_features_of_texts_in_one_row_are_those_of_each_alone() -> None:
+    rows, features = of_lengths(0), mean_embeddings(llama())
+    flattened = _Texts(transformers.DataCollatorWithFlattening(return_tensors="pt"))(rows)
+    alone = torch.cat([features({"input_ids": torch.tensor([row["input_ids"]])}) for row in rows])
+    torch.testing.assert_close(features(flattened), alone)
+    torch.testing.assert_close(features(padded_texts(rows)), alone)
 
 
 def padded_texts(rows: list[dict[str, Any]]) -> dict[str, Tensor]:

@@ -264,6 +264,8 @@ def mean_embeddings(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor]:
 
     def features(inputs: Mapping[str, Any]) -> Tensor:
         tokens, table = inputs["input_ids"], whole(embeddings.weight.detach())
+        if TEXTS in inputs:
+            return _by_text(F.embedding(tokens[0], table).float(), inputs) / inputs[LENGTHS].clamp_min(1)[:, None]
         counted = inputs.get("attention_mask", torch.ones_like(tokens)).to(table.dtype)
         sums = F.embedding_bag(tokens, table, per_sample_weights=counted, mode="sum")
         return sums.float() / counted.sum(1, keepdim=True, dtype=torch.float32).clamp_min(1.0)
@@ -334,7 +336,7 @@ def _by_text(values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     if TEXTS not in inputs:
         return values
     n = len(inputs[LENGTHS])  # fewer than in the row where an engine asks for some: the last has the others too
-    return values.new_zeros(n).index_add(0, inputs[TEXTS].clamp(max=n - 1), values)
+    return values.new_zeros(n, *values.shape[1:]).index_add(0, inputs[TEXTS].clamp(max=n - 1), values)
 
 
 def _label_losses(logits: Tensor, labels: Tensor) -> Tensor:
