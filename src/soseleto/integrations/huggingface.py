@@ -5,7 +5,7 @@
     trainer.weights  # one for each example of train_dataset
 
 Everything else is the Trainer's own: optimizer, schedule, accumulation, precision, evaluation, checkpoints and resume.
-``SelectionMixin`` makes the same of another trainer: ``class SelectingSFTTrainer(SelectionMixin, trl.SFTTrainer)``.
+``SelectionMixin`` makes the same of another trainer: ``class Selecting(SelectionMixin, SomeTrainer)``.
 Needs transformers: ``pip install 'soseleto[transformers]'``.
 """
 
@@ -70,6 +70,8 @@ class SelectionMixin(_AnyTrainer):
             then padded to a few lengths, each of which is recorded.
     """
 
+    _plain: Any = Trainer  # whose own loss is that of the model's kind
+
     def __init__(
         self,
         *args: Any,
@@ -84,8 +86,11 @@ class SelectionMixin(_AnyTrainer):
         _require_plain(self)
         if not hasattr(target_dataset, "__len__") or not hasattr(self.train_dataset, "__len__"):
             raise UsageError("train_dataset and target_dataset need a length and places: streams are not supported.")
-        if per_example_loss is None:
-            _require_plain_loss(self)
+        for name in (name for name, is_asked in self._ignored().items() if is_asked and per_example_loss is None):
+            raise UsageError(
+                f"{name} would be ignored in training: leave it out, or give per_example_loss=, a function of model "
+                "and inputs that returns one loss per example, such as default_loss(model)."
+            )
         self.target_dataset = target_dataset
         self.per_example_loss = per_example_loss or default_loss(self.model)
         self.method = method
@@ -97,8 +102,21 @@ class SelectionMixin(_AnyTrainer):
         self._selected_for: Any = None  # the model of the selection
         self._targets: TargetBatches | None = None
         self._target_losses: list[Tensor] = []  # since the last log
-        self._unlabelled = torch.zeros(len(self.train_dataset), dtype=torch.bool, device=self.args.device)
+        self._unlabelled = torch.zeros(self._n_source, dtype=torch.bool, device=self.args.device)
         self._announced = 0  # how many of these the log has named
+
+    @property
+    def _n_source(self) -> int:
+        return len(self.train_dataset)
+
+    def _ignored(self) -> dict[str, Any]:
+        """Losses that are not of the model's kind, and whether the user asks for them."""
+        kind: Any = type(self)
+        return {
+            "label_smoothing_factor": self.args.label_smoothing_factor,
+            "compute_loss_func": self.compute_loss_func is not None,
+            f"compute_loss of {kind.__name__}": kind.compute_loss is not self._plain.compute_loss,
+        }
 
     @property
     def selection(self) -> Selection:
@@ -162,7 +180,7 @@ class SelectionMixin(_AnyTrainer):
     def _made(self, model: nn.Module, reducer: Reducer) -> Selection:
         return Selection(
             model,
-            n_source=len(self.train_dataset),
+            n_source=self._n_source,
             loss=self.per_example_loss,
             classes=self._classes,
             epochs=self._epochs,
@@ -445,19 +463,4 @@ def _require_plain(trainer: Any) -> None:
     if trainer.args.n_gpu > 1:
         raise UsageError(
             f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."
-        )
-
-
-def _require_plain_loss(trainer: Any) -> None:
-    """The loss of the model's kind would replace any other without a word."""
-    own = type(trainer).compute_loss is not Trainer.compute_loss
-    asked = {
-        "label_smoothing_factor": trainer.args.label_smoothing_factor,
-        "compute_loss_func": trainer.compute_loss_func is not None,
-        f"compute_loss of {type(trainer).__name__}": own,
-    }
-    for name in (name for name, is_asked in asked.items() if is_asked):
-        raise UsageError(
-            f"{name} would be ignored in training: leave it out, or give per_example_loss=, a function of model and "
-            "inputs that returns one loss per example, such as default_loss(model)."
         )
