@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from soseleto.task.loop import PerExampleLoss
 
 logger = logging.getLogger("soseleto")
 PER_PART = 32  # batches between two files
-LOG_SECONDS = 60.0
 MODELS = ("model.safetensors", "adapter_model.safetensors")  # in a checkpoint's folder, with optimizer.pt beside it
 
 
@@ -135,14 +133,13 @@ def score(
             if path:
                 _load(model, optimizer, Path(path))
             directions = [direction(data) for data in targets.values()]
-            progress = _Progress(len(mine), f"checkpoint {step + 1} of {len(steps)}")
-            for part in mine:
+            for at, part in enumerate(mine):
+                logger.info("scores: checkpoint %d of %d, part %d of %d", step + 1, len(steps), at + 1, len(mine))
                 found = [
                     torch.stack([engine(model, loss, batch, g)[1] for g in directions]).float().cpu()
                     for batch in batches(pool, parts.places(part))
                 ]
                 parts.put(step, part, torch.cat(found, 1))
-                progress.done()
     return Scores(tuple(targets), parts.joined(reducer))
 
 
@@ -192,21 +189,6 @@ class _Parts:
 
     def _file(self, step: int, part: int) -> Path:
         return (self._out or Path()) / f"{step}-{part:06d}.npy"
-
-
-class _Progress:
-    """A line in the log every minute."""
-
-    def __init__(self, parts: int, what: str) -> None:
-        self._parts, self._what, self._done = parts, what, 0
-        self._begin = self._said = time.monotonic()
-
-    def done(self) -> None:
-        self._done, now = self._done + 1, time.monotonic()
-        if now - self._said > LOG_SECONDS:
-            self._said, left = now, (now - self._begin) / self._done * (self._parts - self._done)
-            share = 100 * self._done // self._parts
-            logger.info("scores: %s, %d %% of the pool, about %d minutes left", self._what, share, left // 60 + 1)
 
 
 @contextmanager

@@ -28,13 +28,15 @@ def write_run(
     Args:
         trainer: a ``SoseletoTrainer`` that has trained.
         out: a new folder.
-        texts: the examples of ``train_dataset`` in words; by default their tokens, decoded by the trainer's tokenizer.
+        texts: the examples of ``train_dataset`` in words; by default their tokens, decoded by the trainer's tokenizer,
+            unless they are packed.
         files: where each example came from, by which weights are summed up.
     """
     selection, dataset = trainer.selection, trainer.train_dataset
-    n, decode = len(dataset), getattr(trainer.processing_class, "decode", None)
-    ids = [np.asarray(dataset[i]["input_ids"]) for i in range(n)]
-    if texts is None and decode is not None:
+    n, decode = len(selection.weights), getattr(trainer.processing_class, "decode", None)
+    # where texts are packed, a row is not an example
+    ids = [np.asarray(row["input_ids"]) for row in (dataset[i] for i in range(n))] if len(dataset) == n else []
+    if texts is None and decode is not None and ids:
         texts = [decode(tokens, skip_special_tokens=True) for tokens in ids]
     for name, given in (("texts", texts), ("files", files)):
         if given is not None and len(given) != n:
@@ -63,8 +65,9 @@ def write_run(
         "weight": selection.weights[order],
         "score": selection.scores[order],
         "visits": selection.visits[order],
-        "tokens": [len(ids[i]) for i in order.tolist()],
     }
+    if ids:
+        columns["tokens"] = [len(ids[i]) for i in order.tolist()]
     if texts is not None:
         columns["x0"] = [texts[i] for i in order.tolist()]
         folder.write_json(SOURCE, {"features": ["text"]})
