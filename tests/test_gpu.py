@@ -246,21 +246,27 @@ def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
     assert step._recorded
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_loop_of_the_users_own_as_a_cuda_graph(dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture) -> None:
+FEATURES = torch.randn(64, 20, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(("dtype", "features"), [(None, None), (torch.bfloat16, None), (None, FEATURES)])
+def test_a_loop_of_the_users_own_as_a_cuda_graph(
+    dtype: torch.dtype | None, features: Tensor | None, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
     start, loss = quick().to(CUDA), lambda m, b: F.cross_entropy(m(b["x"]).float(), b["y"], reduction="none")
     runs = []
     for cuda_graph in (False, True):
         model = copy.deepcopy(start)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        selection = soseleto.Selection(model, n_source=64, loss=loss, optimizer=optimizer, cuda_graph=cuda_graph)
+        given = {"n_source": 64, "loss": loss, "optimizer": optimizer, "cuda_graph": cuda_graph, "features": features}
+        selection = soseleto.Selection(model, **given)
         losses = []
         for m in range(20):
             pair = [random_batch(32, m), random_batch(8, 100 + m)]
-            given = [{"x": one.inputs, "y": one.labels} for one in pair]
+            batches = [{"x": one.inputs, "y": one.labels} for one in pair]
             with torch.autocast("cuda", dtype, enabled=dtype is not None), caplog.at_level("INFO"):
-                losses.append(selection.backward(*given, index=pair[0].index, scale=0.5)["source_loss"])
+                losses.append(selection.backward(*batches, index=pair[0].index, scale=0.5)["source_loss"])
             if m % 2:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=m % 4 == 1)
@@ -324,9 +330,10 @@ def per_example(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_selection_never_waits_for_the_gpu() -> None:
+@pytest.mark.parametrize("features", [None, FEATURES])
+def test_selection_never_waits_for_the_gpu(features: Tensor | None) -> None:
     model = quick().to(CUDA)
-    selection = soseleto.Selection(model, n_source=64, loss=per_example)
+    selection = soseleto.Selection(model, n_source=64, loss=per_example, features=features)
     batches = [(random_batch(32, m), random_batch(16, 100 + m)) for m in range(12)]
     for source, target in batches[:8]:  # the engine is chosen and proved
         selection.backward(source, target, index=source.index)
