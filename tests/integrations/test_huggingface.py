@@ -248,6 +248,27 @@ def test_a_trainer_of_flattened_batches_learns_what_one_of_padded_batches_learns
     assert "2 examples of train_dataset have no token with a label (places 4, 10)" in caplog.text
 
 
+def test_several_tasks_have_equal_parts_of_the_target_batches(tmp_path: Path) -> None:
+    seen = []
+
+    def noting(model: Any, inputs: Any) -> Tensor:
+        seen.append(inputs["labels"].tolist())
+        return torch.nn.functional.cross_entropy(
+            model(**{k: v for k, v in inputs.items() if k != "labels"}).logits, inputs["labels"], reduction="none"
+        )
+
+    many, few = texts(24, 1), texts(3, 2)
+    tasks = {
+        "many": [{**one, "label": 0} for one in many],
+        "few": [{**one, "label": 1} for one in few],
+    }
+    given = {"target_dataset": tasks, "target_batch_size": 6, "per_example_loss": noting}
+    trainer(tmp_path, args={"max_steps": 4}, method=Soseleto(engine="loop"), **given).train()
+    of_target = [labels for labels in seen if len(labels) == 6]
+    assert len(of_target) >= 4
+    assert all(sum(labels) == 3 for labels in of_target)
+
+
 def test_features_of_texts_in_one_row_are_those_of_each_alone() -> None:
     rows, features = of_lengths(0), mean_embeddings(llama())
     flattened = _Texts(transformers.DataCollatorWithFlattening(return_tensors="pt"))(rows)

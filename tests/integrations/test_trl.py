@@ -79,6 +79,15 @@ def row_of(example: dict[str, str]) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([[-100] * asked + ids[asked:]])}
 
 
+def test_every_task_of_the_target_is_prepared(tmp_path: Path) -> None:
+    tasks = {"one": texts(6, 1), "other": texts(4, 2)}
+    made = trainer(tmp_path, target=tasks)
+    made.train()
+    for name, task in tasks.items():
+        ids = [row_of(row)["input_ids"][0].tolist() for row in task]
+        assert list(made.target_dataset[name]["input_ids"]) == ids
+
+
 @pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}, {}])
 def test_losses_and_alignments_of_a_batch_are_those_of_each_text_alone(tmp_path: Path, settings: Any) -> None:
     source = texts(24, 0, long=() if "padding_free" in settings else (3, 11))

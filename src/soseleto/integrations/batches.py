@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,8 @@ class WithIndex:
 class TargetBatches:
     """Endless batches of a small data set, the same ones in every run with the same seed; ``drawn`` counts them.
 
-    Every rank takes its own part of each batch.
+    Every rank takes its own part of each batch. Of several data sets by name, the tasks, there are equally many
+    examples in each batch, up to one.
     """
 
     def __init__(
@@ -63,10 +64,13 @@ class TargetBatches:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.dataset, self.collate = dataset, collate
-        self.size = min(size, len(dataset) // ranks)
+        tasks = [*dataset.values()] if isinstance(dataset, Mapping) else [dataset]
+        self.collate = collate
+        self.dataset: torch.utils.data.ConcatDataset[Any] = torch.utils.data.ConcatDataset(tasks)
+        self.size = min(size, len(self.dataset) // ranks)
         self.drawn = 0
-        self._cycle = TargetCycle(len(dataset), self.size * ranks, seed)
+        of_task = torch.arange(len(tasks)).repeat_interleave(torch.tensor([*map(len, tasks)]))
+        self._cycle = TargetCycle(len(self.dataset), self.size * ranks, seed, of_task if len(tasks) > 1 else None)
         self._mine = slice(rank * self.size, (rank + 1) * self.size)
 
     def __next__(self) -> Any:

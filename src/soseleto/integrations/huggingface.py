@@ -61,7 +61,8 @@ class SelectionMixin(_AnyTrainer):
     """What makes a ``transformers.Trainer`` learn a weight for each example of its ``train_dataset``.
 
     Args:
-        target_dataset: the trusted examples, in the form of ``train_dataset``.
+        target_dataset: the trusted examples, in the form of ``train_dataset``; or several such sets by name, the tasks,
+            of which a batch has equally many.
         target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 8.
         per_example_loss: ``loss(model, inputs) -> (B,)``; by default that of the model's kind (see ``default_loss``).
         method: ``Soseleto(...)`` with settings of its own; by default as in ``Selection``, which is told the classes
@@ -449,6 +450,8 @@ def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable
 
 def _of_columns(trainer: Any, dataset: Any) -> Any:
     """The data set without the columns that the model does not take, where they can be dropped before reading."""
+    if isinstance(dataset, Mapping):
+        return {name: _of_columns(trainer, task) for name, task in dataset.items()}
     return trainer._remove_unused_columns(dataset) if hasattr(dataset, "remove_columns") else dataset
 
 

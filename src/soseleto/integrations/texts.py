@@ -5,7 +5,7 @@ write_run(trainer, "runs/sums", files=names)  # after trainer.train(); then `sos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ def write_run(
             "trainer": trainer.args.to_sanitized_dict(),
         }
     )
-    folder.log({"event": "start", "n_source": n, "n_target": len(trainer.target_dataset)})
+    target = trainer.target_dataset
+    n_target = sum(map(len, target.values())) if isinstance(target, Mapping) else len(target)
+    folder.log({"event": "start", "n_source": n, "n_target": n_target})
     for record in history:
         if "loss" in record:
             kept = {name: record[name] for name in ("epoch", "target_loss", "mean_weight") if name in record}

@@ -9,6 +9,7 @@ Needs TRL: ``pip install 'soseleto[trl]'``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trl import SFTTrainer, pack_dataset
@@ -35,9 +36,12 @@ class SoseletoSFTTrainer(SelectionMixin, SFTTrainer):  # type: ignore[misc]
             raise UsageError("activation_offloading=True has no effect here: write gradient_checkpointing=True.")
         if self._given is None:
             return
-        self.target_dataset = super()._prepare_dataset(
-            target_dataset, self.processing_class, self.args, False, self._formatting_func, "target"
-        )
+        given = self.processing_class, self.args, False, self._formatting_func
+        if isinstance(target_dataset, Mapping):
+            prepare = super()._prepare_dataset
+            self.target_dataset = {name: prepare(task, *given, name) for name, task in target_dataset.items()}
+        else:
+            self.target_dataset = super()._prepare_dataset(target_dataset, *given, "target")
         self._unlabelled[:] = True
         self._unlabelled[self._kept] = False
 
