@@ -18,8 +18,8 @@ from ranks import together  # noqa: E402
 from soseleto import Selection, Soseleto  # noqa: E402
 from soseleto.engines.layerwise import LayerwiseEngine  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
+from soseleto.integrations.batches import INDEX  # noqa: E402
 from soseleto.integrations.huggingface import (  # noqa: E402
-    INDEX,
     Join,
     SelectionMixin,
     SoseletoTrainer,

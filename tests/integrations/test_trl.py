@@ -18,8 +18,11 @@ trl = pytest.importorskip("trl")
 
 from soseleto import Soseleto, alignment  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
-from soseleto.integrations.huggingface import INDEX, SelectionMixin, default_loss  # noqa: E402
+from soseleto.integrations.batches import INDEX  # noqa: E402
+from soseleto.integrations.huggingface import SelectionMixin, default_loss  # noqa: E402
+from soseleto.integrations.texts import write_run  # noqa: E402
 from soseleto.integrations.trl import SoseletoSFTTrainer  # noqa: E402
+from soseleto.run_folder.folder import RunFolder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SPECIAL = ("<pad>", "<eos>", "<unk>", "user", "assistant", ":")
@@ -180,3 +183,16 @@ def test_rows_that_another_trainer_packs_are_refused(tmp_path: Path) -> None:
     made = trainer(tmp_path, kind=Selecting, packing=True, per_example_loss=default_loss(llama()))
     with pytest.raises(UsageError, match="texts, whose places are not known: give one text in each row, or use Sos"):
         next(iter(made.get_train_dataloader()))
+
+
+@pytest.mark.parametrize("settings", [{"packing": True}, {"shuffle_dataset": True}])
+def test_a_run_folder_has_each_text_beside_its_weight(tmp_path: Path, settings: Any) -> None:
+    source = texts(24, 0, long=(3, 11))
+    made = trainer(tmp_path / "trainer", source, **settings)
+    made.train()
+    write_run(made, tmp_path / "run")
+    ranking = RunFolder.open(tmp_path / "run").ranking()
+    for place, text, tokens in zip(ranking["id"].astype(int).tolist(), ranking["x0"], ranking["tokens"], strict=True):
+        ids = [] if place in (3, 11) else row_of(source[place])["input_ids"][0].tolist()
+        assert text == tokenizer().decode(ids, skip_special_tokens=True)
+        assert tokens == len(ids)

@@ -9,6 +9,8 @@ import torch
 
 from soseleto.data.batches import TargetCycle
 
+INDEX = "soseleto_index"  # the entry of a batch with the places of its examples in the source
+
 
 class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
     """The items of a data set, each with its place."""

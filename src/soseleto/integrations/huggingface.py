@@ -28,14 +28,13 @@ from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
 from soseleto.engines.model_state import whole
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered, TargetBatches, WithIndex
+from soseleto.integrations.batches import INDEX, Numbered, TargetBatches, WithIndex
 from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
 
 logger = logging.getLogger("soseleto")
 FILE = "selection.pt"  # in a checkpoint of the Trainer
-INDEX = "soseleto_index"
 TEXTS, LENGTHS = "soseleto_texts", "soseleto_lengths"  # of a row that holds several: whose each token is
 IGNORED = -100  # a token without a label
 ROWS, TOKENS = 8, 4096  # texts, or tokens of a row that holds several, whose logits are in float32 at a time

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from soseleto.errors import UsageError
+from soseleto.integrations.batches import INDEX
 from soseleto.report.html import write_report
 from soseleto.run_folder.folder import SOURCE, RunFolder
 from soseleto.task.settings import to_data
@@ -28,15 +29,13 @@ def write_run(
     Args:
         trainer: a ``SoseletoTrainer`` that has trained.
         out: a new folder.
-        texts: the examples of ``train_dataset`` in words; by default their tokens, decoded by the trainer's tokenizer,
-            unless they are packed.
+        texts: the examples of ``train_dataset`` in words; by default their tokens, decoded by the trainer's tokenizer.
         files: where each example came from, by which weights are summed up.
     """
     selection, dataset = trainer.selection, trainer.train_dataset
     n, decode = len(selection.weights), getattr(trainer.processing_class, "decode", None)
-    # where texts are packed, a row is not an example
-    ids = [np.asarray(row["input_ids"]) for row in (dataset[i] for i in range(n))] if len(dataset) == n else []
-    if texts is None and decode is not None and ids:
+    ids = _tokens(dataset, n)
+    if texts is None and decode is not None:
         texts = [decode(tokens, skip_special_tokens=True) for tokens in ids]
     for name, given in (("texts", texts), ("files", files)):
         if given is not None and len(given) != n:
@@ -67,12 +66,23 @@ def write_run(
         "weight": selection.weights[order],
         "score": selection.scores[order],
         "visits": selection.visits[order],
+        "tokens": [len(ids[i]) for i in order.tolist()],
     }
-    if ids:
-        columns["tokens"] = [len(ids[i]) for i in order.tolist()]
     if texts is not None:
         columns["x0"] = [texts[i] for i in order.tolist()]
         folder.write_json(SOURCE, {"features": ["text"]})
     folder.write_ranking(columns)
     folder.end({"event": "end", "seconds": next((one[SECONDS] for one in history[::-1] if SECONDS in one), None)})
     return write_report(folder.path)
+
+
+def _tokens(dataset: Any, n: int) -> list[Any]:
+    """The tokens of each example; TRL's rows may be fewer, in another order, and hold several texts."""
+    found: list[Any] = [np.empty(0, np.int64)] * n
+    for i in range(len(dataset)):
+        row = dataset[i]
+        ids = np.asarray(row["input_ids"])
+        places = np.broadcast_to(row.get(INDEX, i), ids.shape)
+        for place in np.unique(places).tolist():
+            found[place] = ids[places == place]
+    return found

@@ -15,7 +15,8 @@ from typing import Any
 from trl import SFTTrainer, pack_dataset
 
 from soseleto.errors import UsageError
-from soseleto.integrations.huggingface import INDEX, SelectionMixin
+from soseleto.integrations.batches import INDEX
+from soseleto.integrations.huggingface import SelectionMixin
 
 
 class SoseletoSFTTrainer(SelectionMixin, SFTTrainer):  # type: ignore[misc]
