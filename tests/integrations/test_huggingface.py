@@ -439,6 +439,8 @@ def fully_sharded(reducer: Any, folder: str) -> Any:
     with torch.no_grad():
         again.model.classifier.weight.zero_()
     again.train(resume_from_checkpoint=folder + "/cut/checkpoint-3")
+    with pytest.raises(UsageError, match="cpu_offload of fsdp_config keeps parameters on another"):
+        sharded(folder, fsdp_config={**FULLY_SHARD, "cpu_offload": True})
     return found_by(whole), found_by(again), all(seen)
 
 

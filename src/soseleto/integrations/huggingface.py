@@ -462,6 +462,8 @@ def _require_plain(trainer: Any) -> None:
             f"SoseletoTrainer does not train with {'DeepSpeed' if trainer.is_deepspeed_enabled else 'FSDP 1'}: write "
             'TrainingArguments(fsdp=True, fsdp_config={"version": 2}) for a model that is split over the processes.'
         )
+    if sharded and type(trainer.accelerator.state.fsdp_plugin.cpu_offload).__name__ == "CPUOffloadPolicy":
+        raise UsageError("cpu_offload of fsdp_config keeps parameters on another device than losses: leave it out.")
     if trainer.args.n_gpu > 1:
         raise UsageError(
             f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."
