@@ -205,7 +205,7 @@ def test_accumulated_and_clipped_gradients_are_those_of_a_loop(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-@pytest.mark.parametrize("how", ["ddp", "folder", pytest.param("file", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["ddp", *(pytest.param(how, marks=pytest.mark.long) for how in ("folder", "file"))])
 def test_two_ranks_train_and_resume_as_one_process(tmp_path: Path, how: str) -> None:
     """By ddp, and by fully_shard with a checkpoint in a folder of parts or in one file."""
     alone = Model(method=METHOD)
