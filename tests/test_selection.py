@@ -169,8 +169,7 @@ def test_batches_of_any_structure(make: Callable[..., Any], take: Callable[[Any]
         for index, source, target in batches(4):
             selection.backward(build(*source), build(*target), index=index.tolist())
         found.append((selection.weights, [p.grad for p in model.parameters()]))
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)  # strides can choose another matrix product
 
 
 def test_backward_adds_what_an_ordinary_backward_would() -> None:

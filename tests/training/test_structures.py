@@ -1,5 +1,6 @@
 """Inputs that are dicts, tuples or nested, and outputs that are objects: the same training as with one tensor."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -60,11 +61,12 @@ def fitted(model, given, **options):
 @pytest.mark.parametrize(("model", "inputs"), [(Named, DICT), (Positional, TUPLE)])
 def test_a_structure_trains_like_one_tensor(model, inputs, options):
     plain, made = fitted(Plain(), X, **options), fitted(model(), inputs, **options)
-    assert torch.equal(plain.model.last.weight, made.model.last.weight)
+    same = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)  # addresses can choose another matrix product
+    same(plain.model.last.weight, made.model.last.weight)
     if plain.learned is not None:
-        assert torch.equal(plain.weights, made.weights)
-        assert torch.equal(plain.scores, made.scores)
-    assert torch.equal(plain.predict_proba(X), made.predict_proba(inputs))
+        same(plain.weights, made.weights)
+        same(plain.scores, made.scores)
+    same(plain.predict_proba(X), made.predict_proba(inputs))
 
 
 def test_a_run_with_dicts_and_a_model_output_is_written_resumed_and_loaded(tmp_path, stop_after):
