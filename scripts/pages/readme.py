@@ -124,8 +124,8 @@ def strong_recipe() -> str:
     of_rivals = " or ".join(map(str, sorted(seeds))) + (" seed" if seeds == {1} else " seeds")
     return (
         "The [strong recipe](docs/results/cifar10-deep.md) (PreAct ResNet-18, 1,000 "
-        f"checked, {counted(len(found['strong']), 'seed', 'seeds')}), has {mine[0]} at 40 % flipped and {mine[1]} on "
-        "CIFAR-10N worst, the best of DivideMix, ProMix and FixMatch at equal computation "
+        f"checked, {counted(len(found['strong']), 'seed', 'seeds')}) has {mine[0]} at 40 % flipped and {mine[1]} on "
+        "CIFAR-10N worst; the best of DivideMix, ProMix and FixMatch at equal computation has "
         f"{' and '.join(f'{one:.1f}' for one in best)} ({of_rivals}); ProMix published {published} on "
         "the latter (600 epochs, without checked images)."
     )
