@@ -174,8 +174,8 @@ def first_answers() -> str:
     sets, wrong = {row["setting"]["data"] for row in rows}, [100 * row["true_share"] for row in rows]
     return (
         f"`scan` on {len(sets)} data sets ({len(rows)} draws, {min(wrong):.0f} to {max(wrong):.0f} % wrong labels), "
-        f"beside cleanlab on the same features: AUROC of wrong labels {auroc}, cleanlab {rival}; accuracy {ours}, after "
-        f"cleanlab's pruning {pruned}, on all labels {plain}. Its "
+        f"beside cleanlab on the same features: AUROC of wrong labels {auroc}, cleanlab {rival}; accuracy {ours}, "
+        f"after cleanlab's pruning {pruned}, on all labels {plain}. Its "
         f"[ranking](docs/how-to/suspects.md#what-the-lists-of-a-scan-hold) is behind in {len(behind)} of {len(lines)} "
         f"cells, {behind.count('hard')} of them with mistakes on hard examples."
     )
