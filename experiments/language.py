@@ -129,7 +129,7 @@ METHODS: Mapping[str, Soseleto] = {
     ),
 }
 LINES: Lines = {
-    "all": line("all alike", "fixed", criterion="all"),
+    "all": line("unweighted", "fixed", criterion="all"),
     "right": line("oracle: right ones only, in the same batches", "fixed", criterion="right"),
     "topic": line("oracle: right and exchanged ones, in the same batches", "fixed", criterion="topic"),
     "soseleto": line("**SOSELETO**", "learned", criterion="features"),
@@ -467,7 +467,7 @@ def loss_table(rows: Sequence[Row], adapter: str = "full") -> str:
 
 
 def closed_table(rows: Sequence[Row], adapter: str = "full") -> str:
-    """Percent of the way from "all alike" to "right ones only" that a line goes, in the same draw."""
+    """Percent of the way from "unweighted" to the oracle that a line goes, in the same draw."""
     losses = {
         (r["method"], r["setting"]["pool"], r["setting"]["adapter"], r["seed"]): r["nll"] for r in rows if "nll" in r
     }

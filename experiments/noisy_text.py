@@ -305,9 +305,10 @@ def accuracy_table(rows: Sequence[Row], encoder: str) -> str:
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels, by line and signal."""
+    """100·AUROC of right against wrong labels, by line and signal, with the number of trusted texts that all have."""
     found = [{**row, "method": f"{row['config']['method']} {row['method']}"} for row in signal_rows(_tested(rows))]
-    return _table(found, {f"{name} {signal}": title for name, signal, title in SIGNALS})
+    titles = {f"{name} {signal}": title for name, signal, title in SIGNALS}
+    return table(found, methods=titles, settings=_columns(tuple(ENCODERS), (200,)), show=with_count(EXPERIMENT.seeds))
 
 
 def suspects_table(rows: Sequence[Row]) -> str:
@@ -339,7 +340,7 @@ def _table(rows: Sequence[Row], titles: Mapping[str, str], encoders: Sequence[st
     return table(rows, methods=titles, settings=_columns(encoders), show=with_count(EXPERIMENT.seeds))
 
 
-def _columns(encoders: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _columns(encoders: Sequence[str], shown: Sequence[int] | None = None) -> dict[str, dict[str, Any]]:
     """Settings by title; the title names the encoder where there are both."""
     return {
         f"{NEWS[noise]}, {n} trusted{f', {USED[encoder]}' if len(encoders) > 1 else ''}": {
@@ -349,7 +350,7 @@ def _columns(encoders: Sequence[str]) -> dict[str, dict[str, Any]]:
         }
         for encoder in encoders
         for noise, sizes in TRUSTED.items()
-        for n in sizes
+        for n in shown or sizes
     }
 
 

@@ -375,17 +375,6 @@ def detection_table(rows: Sequence[Row]) -> str:
     return _table(signal_rows(mine), {"score": "score", "weight": "weight"}, USELESS)
 
 
-def classes_table(rows: Sequence[Row]) -> str:
-    """SVHN 0-9: percent of a class's examples whose weight is above 0.8."""
-    found = [
-        {**_at(row, facts["class"]), "value": facts["useful"]}
-        for row in rows
-        if row["method"] == "soseleto"
-        for facts in row.get("classes", ())
-    ]
-    return _table(found, {"soseleto": "weight above 0.8"}, {str(digit): str(digit) for digit in range(10)})
-
-
 def paired_table(rows: Sequence[Row]) -> str:
     """SOSELETO's accuracy minus another line's, draw by draw: draws differ far more than methods do."""
     over = {
@@ -421,7 +410,6 @@ TABLES = {
     "plain": plain_table,
     "sources": sources_table,
     "detection": detection_table,
-    "classes": classes_table,
 }
 
 

@@ -124,10 +124,10 @@ def strong_recipe() -> str:
     of_rivals = " or ".join(map(str, sorted(seeds))) + (" seed" if seeds == {1} else " seeds")
     return (
         "The [strong recipe](docs/results/cifar10-deep.md) (PreAct ResNet-18, 1,000 "
-        f"checked, {counted(len(found['strong']), 'seed', 'seeds')}), has {mine[0]} at 40 % flipped and {mine[1]} on "
-        "CIFAR-10N worst, the best of DivideMix, ProMix and FixMatch at equal computation "
+        f"checked, {counted(len(found['strong']), 'seed', 'seeds')}) has {mine[0]} at 40 % flipped and {mine[1]} on "
+        "CIFAR-10N worst, DivideMix, ProMix and FixMatch at equal computation at most "
         f"{' and '.join(f'{one:.1f}' for one in best)} ({of_rivals}); ProMix published {published} on "
-        "the latter (600 epochs, without checked images)."
+        "the latter (600 epochs, none checked)."
     )
 
 
@@ -159,8 +159,8 @@ def cost() -> str:
     eager = [row["times"] for row in whole if not row["graph"]]
     return (
         f"As a CUDA graph a step costs {min(small):.2f} to {max(small):.2f} ordinary steps with a target batch an "
-        f"eighth of the source batch, {max(equal):.2f} with equal batches ({found['device']}); without graphs BERT, "
-        f"ViT, GPT-2 and MiniLM cost [{min(eager):.2f} to {max(eager):.2f}](docs/explanation/speed.md)."
+        f"eighth of the source batch, {max(equal):.2f} with equal batches ({found['device']}); transformers without "
+        f"graphs [{min(eager):.2f} to {max(eager):.2f}](docs/explanation/speed.md)."
     )
 
 
@@ -173,11 +173,11 @@ def first_answers() -> str:
     behind = [line["noise"] for line in lines if line["joined"] < line["cleanlab"]]
     sets, wrong = {row["setting"]["data"] for row in rows}, [100 * row["true_share"] for row in rows]
     return (
-        f"First answers of `scan` on {len(sets)} data sets ({len(rows)} draws, {min(wrong):.0f} to {max(wrong):.0f} % "
-        f"wrong labels), with the same features, learner and checked examples: AUROC of wrong labels {auroc}, cleanlab "
-        f"{rival}; accuracy {ours}, after cleanlab's pruning {pruned}, on all labels {plain}. Its "
+        f"`scan` on {len(sets)} data sets ({len(rows)} draws, {min(wrong):.0f} to {max(wrong):.0f} % wrong labels), "
+        f"beside cleanlab on the same features: AUROC of wrong labels {auroc}, cleanlab {rival}; accuracy {ours}, "
+        f"after cleanlab's pruning {pruned}, on all labels {plain}. Its "
         f"[ranking](docs/how-to/suspects.md#what-the-lists-of-a-scan-hold) is behind in {len(behind)} of {len(lines)} "
-        f"cells, in {behind.count('hard')} of them with mistakes on hard examples."
+        f"cells, {behind.count('hard')} of them with mistakes on hard examples."
     )
 
 

@@ -21,10 +21,10 @@ def coverage() -> str:
         cells = [row["basis"], row["mistakes"], str(row["draws"])]
         for name in ("share", "precision"):
             held, width = row[f"{name} held %"], row[f"{name} width"]
-            cells += ["" if held is None else f"{held:.0f} % ({width:.0f})", str(row[f"{name} unknown"])]
-        lines.append([*cells, str(row["no suspects"])])
-    columns = ["basis", "mistakes", "draws", "wrong share held (width)", "unknown", "precision held (width)", "unknown"]
-    shown = table([*columns, "no suspects"], lines)
+            cells.append("" if held is None else f"{held:.0f} % ({width:.0f})")
+        lines.append([*cells, str(row["precision unknown"])])
+    columns = ["basis", "mistakes", "draws", "wrong share held (width)", "precision held (width)", "precision unknown"]
+    shown = table(columns, lines)
     own = module.reported(rows)
     kinds, seeds = dict.fromkeys(row["data"] for row in own), {row["seed"] for row in own}
     text = f"{shown}\n\nData: {', '.join(kinds)}; {counted(len(seeds), 'seed')}."
@@ -52,16 +52,17 @@ def scan() -> str:
         _of_scan(PEOPLE.get(noise, noise), [r for r in rows if _kind(r) == (noise, rate)], module)
         for noise, rate in kinds
     ]
-    columns = ["mistakes", "wrong", "draws", "AUROC", "accuracy", "90 % reached", "their precision, recall"]
-    columns += ["not reached", "their precision, recall", "with earlier labels reached", "their precision, recall"]
+    columns = ["mistakes", "wrong", "draws", "AUROC", "accuracy", "90 % reached", "precision, recall"]
+    columns += ["not reached", "precision, recall"]
     found = {line["what"]: line["found"] for line in module.must_show(rows)}
     sets = ", ".join(dict.fromkeys(row["setting"]["data"] for row in rows))
+    earlier, rates = _lists([r for row in rows if module.reached(r := {**row, **row["earlier_labels"]})], module)
     return (
         f"{table(columns, [*lines, _of_scan('all', rows, module)])}\n\n"
-        "AUROC of wrong labels: scan / cleanlab; accuracy of the model: scan / cleanlab's pruning / all labels alike. "
-        "Precision and recall are the true ones, means over lists: of those that are stated to have the 90 % that "
-        "were asked for (with earlier labels of the trusted examples in the last two columns), and of those that are "
-        f"stated to have less, or an unknown precision. Data: {sets}. The stated interval of the share of wrong labels "
+        "AUROC of wrong labels: scan / cleanlab; accuracy of the model: scan / cleanlab's pruning / all labels. "
+        "Precision and recall are the true ones, means over the lists whose stated precision is the requested 90 %, "
+        f"and over those where it is lower or unknown. With earlier labels of the trusted examples {earlier} lists "
+        f"reach it: {rates}. Data: {sets}. The stated interval of the share of wrong labels "
         f"holds in {found['wrong share: stated intervals that hold, %']:.0f} % of the draws, that of the precision in "
         f"{found['precision: stated intervals that hold, %']:.0f} %."
     )
@@ -73,23 +74,22 @@ def _kind(row: dict[str, Any]) -> tuple[str, float]:
 
 def _of_scan(title: str, rows: list[dict[str, Any]], module: ModuleType) -> list[str]:
     """A line of the table."""
-
-    def lists(of: list[dict[str, Any]]) -> list[str]:
-        if not of:
-            return ["0", ""]
-        return [str(len(of)), f"{module.mean_of(of, 'true_precision'):.2f}, {module.mean_of(of, 'recall'):.2f}"]
-
-    earlier = [{**row, **row["earlier_labels"]} for row in rows]
     return [
         title,
         f"{100 * module.mean_of(rows, 'true_share'):.0f} %",
         str(len(rows)),
         " / ".join(f"{module.mean_of(rows, 'auroc', name):.3f}" for name in ("joined", "cleanlab")),
         " / ".join(f"{module.mean_of(rows, 'accuracy', name):.1f}" for name in ("ours", "cleanlab", "ordinary")),
-        *lists([row for row in rows if module.reached(row)]),
-        *lists([row for row in rows if row["suspects"] and not module.reached(row)]),
-        *lists([row for row in earlier if module.reached(row)]),
+        *_lists([row for row in rows if module.reached(row)], module),
+        *_lists([row for row in rows if row["suspects"] and not module.reached(row)], module),
     ]
+
+
+def _lists(rows: list[dict[str, Any]], module: ModuleType) -> list[str]:
+    """Their number, and the means of true precision and recall."""
+    if not rows:
+        return ["0", ""]
+    return [str(len(rows)), f"{module.mean_of(rows, 'true_precision'):.2f}, {module.mean_of(rows, 'recall'):.2f}"]
 
 
 def texts() -> str:

@@ -137,8 +137,7 @@ def rank(
     """Print the ranking of a run's source examples, best first.
 
     --worst orders by the probability of a wrong label where there is one.
-    --suspects also prints their precision, and what it rests on, to standard
-    error.
+    --suspects also prints their precision and its basis to standard error.
     """
     from soseleto.report.export import describe_list, export_ranking
 
