@@ -95,13 +95,9 @@ LINES: Lines = {
     "strong_shuffled_others": line(
         "… weights shuffled, the rest to other classes", "strong_shuffled", {"others": True}
     ),
-    "strong_no_answers": line("… doubted labels not replaced", "strong", {"answers": False}),
     "strong_one_share": line("… one share of wrong labels", "strong", {"by_class": 0.0}),
     "strong_by_class": line("… mistakes by class alone", "strong", {"by_class": 1.0}),
-    "strong_no_balance": line("… answers not balanced", "strong", {"balance": False}),
     "strong_pair": line("… two networks", "strong_pair", epochs=50),
-    "strong_no_teacher": line("… judged by the network itself", "strong", {"teacher": 0.0}),
-    "strong_no_mixup": line("… no mixup", "strong", {"mixup": 0.0}),
     # Published: 0.03 with 64 labelled images a batch, as here.
     "fixmatch": line("FixMatch, source unlabelled", "fixmatch", views=1, changes=2, lr=0.03, epochs=126),
     "divide_mix": line(

@@ -25,25 +25,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from experiments.data import data_root
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, fields_of, line
-from experiments.language_pools import EXCHANGED, FOREIGN, KINDS, POOLS, RIGHT, Pool, Tokens, bm25
+from experiments.language_pools import EXCHANGED, FOREIGN, KINDS, POOLS, RIGHT, Pool, Tokens
 from experiments.language_pools import drawn as drawn_pool
 from experiments.measures import auroc
 from experiments.results import Row, table, with_count
 from experiments.training import drawn
-from soseleto import Selection, Soseleto, alignment
+from soseleto import Selection, Soseleto, score
 from soseleto.data import generator
 from soseleto.data.batches import Batch, TargetCycle
 from soseleto.integrations.huggingface import Join, default_loss, mean_embeddings
 from soseleto.parallel.reducer import choose_device
-from soseleto.pieces import (
-    chain,
-    from_features,
-    hold_when_vanished,
-    last_batch,
-    preconditioned,
-    scale_by_rms,
-)
-from soseleto.pieces.piece import Alignment, ParameterStates, Piece, State, Step
+from soseleto.pieces import from_features, last_batch, preconditioned
+from soseleto.pieces.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task
 
 NAME = "language"
@@ -78,21 +71,6 @@ class Config(Run):
 
 
 @dataclass(frozen=True)
-class with_own_alignment(from_features):
-    """The example's own alignment in this very step counts as much as what its features let expect; two passes."""
-
-    def before(self, rows: Tensor, state: State, source: Batch, task: Task) -> None:
-        super().before(rows, state, source, task)
-        state["weights"] = rows[0].clone()
-
-    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
-        value = super().update(value, state, step)
-        of_squares, total = state["sums"].unbind()
-        wanted = (value.q * total / of_squares).clamp(0.0, 1.0) if bool(of_squares > 0) else state["weights"]
-        return replace(value, gate=1.0, evidence=(wanted - state["weights"]).to(value.q.dtype))
-
-
-@dataclass(frozen=True)
 class shuffled_from_features(from_features):
     """The control: every example has the weight of another one of its batch, whose order is random."""
 
@@ -112,18 +90,9 @@ class better_half(Piece):
         return replace(value, evidence=torch.where(kept, 1.0, -1.0).to(value.q.dtype))
 
 
-SIZED = chain(scale_by_rms(), hold_when_vanished())
 METHODS: Mapping[str, Soseleto] = {
     "features": Soseleto(direction=preconditioned(), alignment=from_features()),
-    "features, plain": Soseleto(alignment=from_features()),
-    "features, own": Soseleto(
-        direction=preconditioned(), alignment=with_own_alignment(), weights_first=True, weight_step=1.0
-    ),
     "features, shuffled": Soseleto(direction=preconditioned(), alignment=shuffled_from_features()),
-    "after": Soseleto(direction=preconditioned(), alignment=SIZED, weight_step=5.0),
-    "first": Soseleto(
-        direction=preconditioned(), alignment=SIZED, weight_step=1.0, initial_weight=0.5, weights_first=True
-    ),
     "greats": Soseleto(
         direction=last_batch(), alignment=better_half(), weight_step=1.0, initial_weight=0.5, weights_first=True
     ),
@@ -131,22 +100,11 @@ METHODS: Mapping[str, Soseleto] = {
 LINES: Lines = {
     "all": line("all alike", "fixed", criterion="all"),
     "right": line("oracle: right ones only, in the same batches", "fixed", criterion="right"),
-    "topic": line("oracle: right and exchanged ones, in the same batches", "fixed", criterion="topic"),
     "soseleto": line("**SOSELETO**", "learned", criterion="features"),
     "soseleto_shuffled": line("… weights shuffled", "learned", criterion="features, shuffled"),
-    "soseleto_plain": line("… without Adam's scaling", "learned", criterion="features, plain"),
-    "soseleto_own": line("… with the example's own alignment in the same step", "learned", criterion="features, own"),
-    "soseleto_after": line("… without features, weights after the visit", "learned", criterion="after"),
-    "soseleto_first": line("… without features, weights before the step", "learned", criterion="first"),
     "greats": line("GREATS-like: the better half of each batch", "learned", criterion="greats"),
-    "similarity": line("weights by similarity to the target (ADAPT-like)", "fixed", criterion="similarity"),
     "random": line("random 10 %", "chosen", criterion="random"),
-    "balanced": line("10 %, balanced by source file", "chosen", criterion="balanced"),
-    "shortest": line("shortest 10 %", "chosen", criterion="shortest"),
-    "longest": line("longest 10 %", "chosen", criterion="longest"),
-    "bm25": line("BM25, best 10 %", "chosen", criterion="bm25"),
     "embeddings": line("the model's embeddings (RDS+), best 10 %", "chosen", criterion="embeddings"),
-    "loss": line("smallest loss, 10 %", "chosen", criterion="loss"),
     "less": line("LESS-like: alignments after a warm-up, best 10 %", "chosen", criterion="less"),
 }
 SMALL: Mapping[str, Any] = {"model": TINY, "part": 0.02, "batch_size": 16, "target_batch_size": 4, "max_tokens": 96,
@@ -250,30 +208,19 @@ class Training:
     device: torch.device
     tokens: int = 0
     steps: int = 0
+    optimizer: torch.optim.Optimizer | None = None  # of ``trained``
 
-    def fixed(self, weights: Tensor, model: nn.Module | None = None, steps: int | None = None) -> nn.Module:
-        """Steps with weights known beforehand, as many as passes over the pool have, less those of weight 0 alone."""
-        model = model or self.make()
-        optimizer, schedule = self._optimizer(model)
-        for index in self._batches(torch.arange(len(weights)), steps):
+    def trained(self, weights: Tensor, places: Tensor | None = None, steps: int | None = None) -> nn.Module:
+        """Steps with weights known beforehand, on batches of ``places``; where all weights of a batch are 0, none."""
+        model = self.make()
+        self.optimizer, schedule = self._optimizer(model)
+        for index in self._batches(torch.arange(len(weights)) if places is None else places, steps):
             alpha = weights[index].to(self.device)
             if bool(alpha.any()):
                 losses = self._losses(model, self._source(index))
                 ((alpha * losses).sum() / alpha.sum()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            schedule.step()
-        self._optimizer_of = optimizer
-        return model
-
-    def chosen(self, places: Tensor) -> nn.Module:
-        """Steps on these examples alone, again and again, as many as a pass over the pool has."""
-        model = self.make()
-        optimizer, schedule = self._optimizer(model)
-        for index in self._batches(places):
-            self._losses(model, self._source(index)).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
             schedule.step()
         return model
 
@@ -303,21 +250,16 @@ class Training:
             schedule.step()
         return Found(model, selection.weights, selection.scores)
 
+    @torch.no_grad()
     def nll(self, model: nn.Module, tokens: Tokens) -> float:
         """The loss per token of the answers."""
-        losses, counts = self.losses_of(model, tokens)
-        return float((losses * counts).sum() / counts.sum())
-
-    @torch.no_grad()
-    def losses_of(self, model: nn.Module, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """The mean loss of every text, and its number of tokens with a label."""
-        losses, counts = [], []
+        total, count = 0.0, 0
         for places in torch.arange(len(tokens)).split(MEASURED):
             batch = tokens.batch(places.tolist(), self.device)
-            losses.append(self._losses(model.eval(), batch).double().cpu())
-            counts.append((batch["labels"][:, 1:] >= 0).sum(1).cpu())
-        model.train()
-        return torch.cat(losses), torch.cat(counts)
+            of_texts = (batch["labels"][:, 1:] >= 0).sum(1)
+            total += float((self._losses(model.eval(), batch).double() * of_texts).sum())
+            count += int(of_texts.sum())
+        return total / count
 
     @torch.no_grad()
     def embeddings(self, tokens: Tokens) -> Tensor:
@@ -335,24 +277,16 @@ class Training:
 
     def alignments(self) -> Tensor:
         """Of the pool with the target's mean gradient as Adam scales it, after a warm-up on a twentieth of the pool."""
-        steps = max(1, len(self.data.source) // self.run.batch_size // 20)
-        model = self.fixed(torch.ones(len(self.data.source)), steps=steps)
-        direction: dict[str, Tensor] = {}
-        for places in torch.arange(len(self.data.target)).split(self.run.target_batch_size):
-            losses = self._losses(model, self.data.target.batch(places.tolist(), self.device))
-            losses.sum().backward()
-        for name, p in model.named_parameters():
-            if p.grad is not None:
-                kept = ParameterStates(self._optimizer_of, model).of(name)
-                assert kept is not None
-                scale = kept.state["exp_avg_sq"].sqrt() + kept.group["eps"]
-                direction[name] = p.grad.detach() / scale
-                p.grad = None
-        found = []
-        for places in torch.arange(len(self.data.source)).split(self.run.batch_size):
-            _, q = alignment(model, self._losses, self._source(places), direction)
-            found.append(q.cpu())
-        return torch.cat(found)
+        n, size = len(self.data.source), self.run.batch_size
+        model = self.trained(torch.ones(n), steps=max(1, n // size // 20))
+        sides = torch.arange(n), torch.arange(len(self.data.target)) + n
+
+        def loss(model: nn.Module, places: Tensor) -> Tensor:
+            if int(places[0]) < n:
+                return self._losses(model, self._source(places.cpu()))
+            return self._losses(model, self.data.target.batch((places - n).tolist(), self.device))
+
+        return score(model, sides[0], {"": sides[1]}, loss=loss, batch_size=size, optimizer=self.optimizer).values[0]
 
     def _batches(self, places: Tensor, steps: int | None = None) -> Sequence[Tensor]:
         """Random batches of these places, pass after pass, as many as the pool has in the run's epochs."""
@@ -387,23 +321,16 @@ class Training:
 
 def fixed(training: Training) -> Found:
     kinds = training.data.pool.kinds
-    weights, scores = torch.ones(len(kinds)), None
-    if training.run.criterion == "similarity":
-        scores = _similarity(training)
-        weights = torch.sigmoid((scores - scores.mean()) / scores.std())
-    elif training.run.criterion != "all":
-        weights = (kinds == RIGHT).float()
-        if training.run.criterion == "topic":
-            weights = (kinds != FOREIGN).float()
-    return Found(training.fixed(weights), weights, scores)
+    weights = torch.ones(len(kinds)) if training.run.criterion == "all" else (kinds == RIGHT).float()
+    return Found(training.trained(weights), weights, None)
 
 
 def chosen(training: Training) -> Found:
+    """Trained on the best of the pool alone, again and again."""
     scores = CRITERIA[training.run.criterion](training).float()
-    count = max(1, round(training.run.share * len(scores)))
-    places = scores.argsort(descending=True)[:count]
+    places = scores.topk(max(1, round(training.run.share * len(scores)))).indices
     weights = torch.zeros(len(scores)).index_fill_(0, places, 1.0)
-    return Found(training.chosen(places), weights, scores)
+    return Found(training.trained(weights, places), weights, scores)
 
 
 def learned(training: Training) -> Found:
@@ -411,11 +338,6 @@ def learned(training: Training) -> Found:
 
 
 RUNS: Mapping[str, Callable[[Training], Found]] = {"fixed": fixed, "chosen": chosen, "learned": learned}
-
-
-def _similarity(training: Training) -> Tensor:
-    """The cosine of every text and the target's mean."""
-    return training.embeddings(training.data.source) @ training.embeddings(training.data.target).mean(0)
 
 
 def _nearest(training: Training) -> Tensor:
@@ -427,27 +349,9 @@ def _random(training: Training) -> Tensor:
     return torch.rand(len(training.data.source), generator=generator(training.run.seed, "language/random"))
 
 
-def _balanced(training: Training) -> Tensor:
-    """Random numbers, higher for files of few texts, so that as many come from each."""
-    files, scores = training.data.pool.files, _random(training)
-    for name in set(files):
-        mine = torch.tensor([one == name for one in files])
-        scores[mine] = -scores[mine].argsort().argsort().float()  # the k-th of every file, before all k+1-th
-    return scores
-
-
-def _lengths(training: Training) -> Tensor:
-    return torch.tensor([len(ids) for ids in training.data.source.ids], dtype=torch.float32)
-
-
 CRITERIA: Mapping[str, Callable[[Training], Tensor]] = {
     "random": _random,
-    "balanced": _balanced,
-    "shortest": lambda training: -_lengths(training),
-    "longest": _lengths,
-    "bm25": lambda training: bm25(training.data.pool.target, training.data.pool.source),
     "embeddings": _nearest,
-    "loss": lambda training: -training.losses_of(training.make(), training.data.source)[0],
     "less": Training.alignments,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights, classifier_step
+from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights
 from experiments.methods import METHODS
 from experiments.methods.divide_mix import DivideMix
 from experiments.methods.fixmatch import FixMatch
@@ -38,7 +38,6 @@ NAMED: Mapping[str, Any] = {
     **METHODS,
     **{method.name: method for method in BY_FIELDS},
     "paper": Soseleto.paper,
-    "paper_to_the_letter": lambda: replace(Soseleto.paper(), gradients=classifier_step()),
 }
 
 

@@ -113,7 +113,6 @@ PRINTED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "mixed": ("noisy and clean mixed", "mixed", {}),
     "soseleto_as_printed": ("SOSELETO, `Soseleto.paper()`", "paper", {}),
     "soseleto_as_printed_frozen": ("SOSELETO, weights frozen at 0.5", "paper", {"weight_step": None}),
-    "soseleto_to_the_letter": ("SOSELETO, the classifier steps on L_t too", "paper_to_the_letter", {}),
 }
 PAPER_LINES: Lines = {
     f"{name}_{rate}": line(f"{words}: {title}", base, settings, **fields)

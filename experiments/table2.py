@@ -34,7 +34,7 @@ from soseleto.training.options import Balanced, Heads, Inputs
 from soseleto.training.result import Result
 
 CLASSIFIERS = ("last", "connected")
-ALIGNED = ("all", "convolutions", "first")
+ALIGNED = ("all", "convolutions")
 USEFUL = 0.8  # the appendix counts examples with a weight above this
 LISTED = 10  # best and worst examples of a class
 
@@ -44,9 +44,7 @@ class Config(Run):
     """source: "0-4", "0-9", "shuffled" or "grey-cifar"
     plain: the paper's own setting, with images as the authors' data_loader.py gives them: every domain standardised by
         its own constants, SVHN mirrored at random, nothing else
-    draw: the seed of the target's images where they are the same in all runs, from 1
-    example: the network of PyTorch's MNIST example, 10 and 20 channels and 50 hidden units, with its dropout
-    aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
+    aligned: alignments over "all" of the trunk, or its "convolutions"
     classifier: a head is LeNet's "last" layer, or its fully "connected" layers (the trunk is then the convolutions)
     relu: a ReLU after each convolution too; Caffe's LeNet has one after its hidden layer only
     dropout: probability with which a hidden unit is dropped in training
@@ -57,14 +55,12 @@ class Config(Run):
     """
 
     COLUMN = ("n_target", "source", "unlabelled")
-    NEWER = ("relu", "dropout", "draw", "example")
+    NEWER = ("relu", "dropout")
 
     n_target: int = 25
     source: str = "0-4"
     unlabelled: bool = False
     plain: bool = False
-    draw: int = 0
-    example: bool = False
     rounds: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 2
     batch_size: int = 32
@@ -187,7 +183,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Config, root: Root = None, device: str = "auto") -> Digits:
     sizes = {name: getattr(config, name) for name in ("n_source", "n_heldout", "n_test")}
-    digits = prepare(config.source, config.n_target, root=root, seed=config.draw or config.seed, **sizes)
+    digits = prepare(config.source, config.n_target, root=root, seed=config.seed, **sizes)
     return as_the_authors_load(digits) if config.plain else digits
 
 
@@ -196,7 +192,7 @@ def method_of(config: Config, digits: Digits) -> Method:
     first = 1 if config.standardize else 0  # index of LeNet's first layer in the trunk
     if config.base in BY_PIECES:
         convolutions = (f"trunk.{first}.", f"trunk.{first + 2}.")
-        layers = {"all": None, "first": convolutions[:1], "convolutions": convolutions}[config.aligned]
+        layers = {"all": None, "convolutions": convolutions}[config.aligned]
         return make_method(config.base, {"aligned": layers, **config.settings})
     method = make_method(config.base, config.settings)
     if isinstance(method, Luo):  # aligns the second convolution, after its pooling, and the features
@@ -214,12 +210,6 @@ def moves(config: Config) -> Augment:
 
 def trunk_of(config: Config) -> nn.Sequential:
     """LeNet without its classifier, after a layer that standardises each image if so configured."""
-    if config.example:
-        layers: list[nn.Module] = [
-            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2),
-            nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Dropout(),
-        ]  # fmt: skip
-        return nn.Sequential(*layers[:-3] if config.classifier == "connected" else layers)
     layers = list(lenet(size=SIDE)[:-1])
     if config.relu:  # beside its pooling, so that the layers keep their names
         layers = [nn.Sequential(layer, nn.ReLU()) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers]
@@ -233,7 +223,7 @@ def trunk_of(config: Config) -> nn.Sequential:
 
 def heads_of(config: Config, digits: Digits) -> Heads:
     """Source and target head; None for the default, one linear layer."""
-    last, (width, hidden) = config.classifier == "last", (320, 50) if config.example else (800, 500)
+    last, width, hidden = config.classifier == "last", 800, 500
     if config.base == "matching_networks":
         return Heads(target=Attention(len(digits.target), hidden if last else width, len(TARGET_CLASSES)))
     if last and not config.plain:
@@ -241,7 +231,7 @@ def heads_of(config: Config, digits: Digits) -> Heads:
     assert digits.source.classes is not None
 
     def head(classes: int) -> nn.Module:
-        between = [] if last else [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout()] if config.example else [])]
+        between = [] if last else [nn.Linear(width, hidden), nn.ReLU()]
         return nn.Sequential(*between, nn.Linear(hidden, classes))
 
     return Heads(source=head(len(digits.source.classes)), target=head(len(TARGET_CLASSES)))
