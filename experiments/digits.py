@@ -140,8 +140,6 @@ def with_grey_cifar(seed: int, n: int | None, root: Root) -> tuple[Examples, Ten
     digits = _low(root)
     half = (len(digits) if n is None else n) // 2
     digits, images = _some(digits, half, seed), _some(grey_cifar(root), half, seed)
-    assert digits.classes is not None
-    assert images.classes is not None
     both = Examples(
         torch.cat([digits.inputs, images.inputs]),
         torch.cat([digits.labels, images.labels + len(digits.classes)]),

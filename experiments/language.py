@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -35,8 +34,8 @@ from soseleto.data import generator
 from soseleto.data.batches import Batch, TargetCycle
 from soseleto.integrations.huggingface import Join, default_loss, mean_embeddings
 from soseleto.parallel.reducer import choose_device
-from soseleto.pieces import from_features, last_batch, preconditioned
-from soseleto.pieces.piece import Alignment, Piece, State, Step
+from soseleto.pieces import from_features, preconditioned
+from soseleto.pieces.piece import State
 from soseleto.task.task import Task
 
 NAME = "language"
@@ -44,6 +43,7 @@ WARM_UP = 5  # steps
 CHOSEN = 0.1  # of the pool, by the lines that choose before the training
 TINY = "tiny"  # random weights, bytes as tokens
 MEASURED = 64  # texts in a pass without gradient
+Trained = tuple[nn.Module, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,32 +79,12 @@ class shuffled_from_features(from_features):
         rows[0].copy_(rows[0].roll(1))
 
 
-@dataclass(frozen=True)
-class better_half(Piece):
-    """As GREATS does to first order: the half of the batch with the larger alignments has weight 1, the rest 0."""
-
-    slot = "alignment"
-
-    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
-        kept = value.q > value.q.median()
-        return replace(value, evidence=torch.where(kept, 1.0, -1.0).to(value.q.dtype))
-
-
-METHODS: Mapping[str, Soseleto] = {
-    "features": Soseleto(direction=preconditioned(), alignment=from_features()),
-    "features, shuffled": Soseleto(direction=preconditioned(), alignment=shuffled_from_features()),
-    "greats": Soseleto(
-        direction=last_batch(), alignment=better_half(), weight_step=1.0, initial_weight=0.5, weights_first=True
-    ),
-}
 LINES: Lines = {
     "all": line("all alike", "fixed", criterion="all"),
     "right": line("oracle: right ones only, in the same batches", "fixed", criterion="right"),
     "soseleto": line("**SOSELETO**", "learned", criterion="features"),
     "soseleto_shuffled": line("… weights shuffled", "learned", criterion="features, shuffled"),
-    "greats": line("GREATS-like: the better half of each batch", "learned", criterion="greats"),
     "random": line("random 10 %", "chosen", criterion="random"),
-    "embeddings": line("the model's embeddings (RDS+), best 10 %", "chosen", criterion="embeddings"),
     "less": line("LESS-like: alignments after a warm-up, best 10 %", "chosen", criterion="less"),
 }
 SMALL: Mapping[str, Any] = {"model": TINY, "part": 0.02, "batch_size": 16, "target_batch_size": 4, "max_tokens": 96,
@@ -175,80 +155,85 @@ def measure(run: Config, data: Prepared, root: Root, device: str) -> Row:
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    found = RUNS[run.base](training)
+    model, learned, scores = getattr(training, run.base)()
     seconds = time.perf_counter() - begin
     kinds = data.pool.kinds
-    weights = {KINDS[k]: round(float(found.weights[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
+    weights = {KINDS[k]: round(float(learned[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
     row: Row = {"tokens_per_second": training.tokens / seconds, "steps": training.steps, "weights": weights}
-    if found.scores is not None:
+    if scores is not None:
         for kind in (EXCHANGED, FOREIGN):
             among = (kinds == RIGHT) | (kinds == kind)
             if bool((kinds == kind).any()):
-                row[f"auroc_{KINDS[kind]}"] = round(auroc(found.scores[among], kinds[among] == kind), 4)
+                row[f"auroc_{KINDS[kind]}"] = round(auroc(scores[among], kinds[among] == kind), 4)
     if place.type == "cuda":
         row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    row["heldout_nll"] = training.nll(found.model, data.heldout)
-    return row if run.select else {**row, "nll": training.nll(found.model, data.test)}
-
-
-@dataclass(frozen=True)
-class Found:
-    """A trained model; weights and scores of the pool, the higher the better."""
-
-    model: nn.Module
-    weights: Tensor
-    scores: Tensor | None
+    row["heldout_nll"] = training.nll(model, data.heldout)
+    return row if run.select else {**row, "nll": training.nll(model, data.test)}
 
 
 @dataclass
 class Training:
+    """``fixed``, ``chosen`` and ``learned`` return a trained model, weights, and scores: the higher, the better."""
+
     run: Config
     data: Prepared
     make: Callable[[], nn.Module]
     device: torch.device
     tokens: int = 0
     steps: int = 0
-    optimizer: torch.optim.Optimizer | None = None  # of ``trained``
 
-    def trained(self, weights: Tensor, places: Tensor | None = None, steps: int | None = None) -> nn.Module:
+    def fixed(self) -> Trained:
+        kinds = self.data.pool.kinds
+        weights = torch.ones(len(kinds)) if self.run.criterion == "all" else (kinds == RIGHT).float()
+        return self._trained(weights)[0], weights, None
+
+    def chosen(self) -> Trained:
+        """Trained on the best of the pool alone, again and again."""
+        n = len(self.data.source)
+        drawn = torch.rand(n, generator=generator(self.run.seed, "language/random"))
+        scores = self._alignments() if self.run.criterion == "less" else drawn
+        places = scores.topk(max(1, round(self.run.share * n))).indices
+        weights = torch.zeros(n).index_fill_(0, places, 1.0)
+        return self._trained(weights, places)[0], weights, scores
+
+    def learned(self) -> Trained:
+        model, n, target = self.make(), len(self.data.source), self.data.target
+        optimizer, schedule = self._optimizer(model)
+        piece = from_features() if self.run.criterion == "features" else shuffled_from_features()
+        selection = Selection(
+            model,
+            n_source=n,
+            loss=default_loss(model),
+            features=mean_embeddings(model),
+            method=Soseleto(direction=preconditioned(), alignment=piece),
+            optimizer=optimizer,
+            join=Join(0),
+        )
+        cycle = TargetCycle(len(target), min(self.run.target_batch_size, len(target)), self.run.seed)
+        for step, index in enumerate(self._batches(torch.arange(n))):
+            of_target = target.batch(cycle(step).tolist(), self.device)
+            with self._autocast():
+                selection.backward(self._source(index), of_target, index=index)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return model, selection.weights, selection.scores
+
+    def _trained(
+        self, weights: Tensor, places: Tensor | None = None, steps: int | None = None
+    ) -> tuple[nn.Module, torch.optim.AdamW]:
         """Steps with weights known beforehand, on batches of ``places``; where all weights of a batch are 0, none."""
         model = self.make()
-        self.optimizer, schedule = self._optimizer(model)
+        optimizer, schedule = self._optimizer(model)
         for index in self._batches(torch.arange(len(weights)) if places is None else places, steps):
             alpha = weights[index].to(self.device)
             if bool(alpha.any()):
                 losses = self._losses(model, self._source(index))
                 ((alpha * losses).sum() / alpha.sum()).backward()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
             schedule.step()
-        return model
-
-    def learned(self, method: Soseleto) -> Found:
-        model = self.make()
-        optimizer, schedule = self._optimizer(model)
-        loss, n = default_loss(model), len(self.data.source)
-        by_features = isinstance(method.alignment, from_features)
-        selection = Selection(
-            model,
-            n_source=n,
-            loss=loss,
-            features=mean_embeddings(model) if by_features else None,
-            method=method,
-            optimizer=optimizer,
-            join=Join(0),
-        )
-        cycle = TargetCycle(
-            len(self.data.target), min(self.run.target_batch_size, len(self.data.target)), self.run.seed
-        )
-        for step, index in enumerate(self._batches(torch.arange(n))):
-            target = self.data.target.batch(cycle(step).tolist(), self.device)
-            with self._autocast():
-                selection.backward(self._source(index), target, index=index)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        return Found(model, selection.weights, selection.scores)
+        return model, optimizer
 
     @torch.no_grad()
     def nll(self, model: nn.Module, tokens: Tokens) -> float:
@@ -261,24 +246,10 @@ class Training:
             count += int(of_texts.sum())
         return total / count
 
-    @torch.no_grad()
-    def embeddings(self, tokens: Tokens) -> Tensor:
-        """Of every text, the mean of the last hidden states, later tokens weighing more, at length 1 (RDS+)."""
-        model, found = self.make().eval(), []
-        for places in torch.arange(len(tokens)).split(MEASURED):
-            batch = tokens.batch(places.tolist(), self.device)
-            with self._autocast():
-                hidden = model(
-                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
-                ).hidden_states[-1]
-            weights = batch["attention_mask"].cumsum(1) * batch["attention_mask"]
-            found.append(F.normalize(torch.einsum("bl,bld->bd", weights.float(), hidden.float()), dim=1).cpu())
-        return torch.cat(found)
-
-    def alignments(self) -> Tensor:
+    def _alignments(self) -> Tensor:
         """Of the pool with the target's mean gradient as Adam scales it, after a warm-up on a twentieth of the pool."""
         n, size = len(self.data.source), self.run.batch_size
-        model = self.trained(torch.ones(n), steps=max(1, n // size // 20))
+        model, optimizer = self._trained(torch.ones(n), steps=max(1, n // size // 20))
         sides = torch.arange(n), torch.arange(len(self.data.target)) + n
 
         def loss(model: nn.Module, places: Tensor) -> Tensor:
@@ -286,7 +257,7 @@ class Training:
                 return self._losses(model, self._source(places.cpu()))
             return self._losses(model, self.data.target.batch((places - n).tolist(), self.device))
 
-        return score(model, sides[0], {"": sides[1]}, loss=loss, batch_size=size, optimizer=self.optimizer).values[0]
+        return score(model, sides[0], {"": sides[1]}, loss=loss, batch_size=size, optimizer=optimizer).values[0]
 
     def _batches(self, places: Tensor, steps: int | None = None) -> Sequence[Tensor]:
         """Random batches of these places, pass after pass, as many as the pool has in the run's epochs."""
@@ -318,42 +289,6 @@ class Training:
         optimizer = torch.optim.AdamW(trained, lr=self.run.lr, weight_decay=self.run.weight_decay)
         return optimizer, LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
 
-
-def fixed(training: Training) -> Found:
-    kinds = training.data.pool.kinds
-    weights = torch.ones(len(kinds)) if training.run.criterion == "all" else (kinds == RIGHT).float()
-    return Found(training.trained(weights), weights, None)
-
-
-def chosen(training: Training) -> Found:
-    """Trained on the best of the pool alone, again and again."""
-    scores = CRITERIA[training.run.criterion](training).float()
-    places = scores.topk(max(1, round(training.run.share * len(scores)))).indices
-    weights = torch.zeros(len(scores)).index_fill_(0, places, 1.0)
-    return Found(training.trained(weights, places), weights, scores)
-
-
-def learned(training: Training) -> Found:
-    return training.learned(METHODS[training.run.criterion])
-
-
-RUNS: Mapping[str, Callable[[Training], Found]] = {"fixed": fixed, "chosen": chosen, "learned": learned}
-
-
-def _nearest(training: Training) -> Tensor:
-    """The cosine of every text and the target example that it is most like."""
-    return (training.embeddings(training.data.source) @ training.embeddings(training.data.target).T).amax(1)
-
-
-def _random(training: Training) -> Tensor:
-    return torch.rand(len(training.data.source), generator=generator(training.run.seed, "language/random"))
-
-
-CRITERIA: Mapping[str, Callable[[Training], Tensor]] = {
-    "random": _random,
-    "embeddings": _nearest,
-    "less": Training.alignments,
-}
 
 EXPERIMENT = Experiment(NAME, LINES, 3, configuration, cells, data, measure)
 

@@ -219,11 +219,9 @@ def method_of(config: Config, model: nn.Module) -> Method:
 
 def model_of(config: Config, texts: Texts, root: Root = None) -> nn.Module:
     """The linear classifier, behind the pretrained model if that is trained."""
-    assert texts.source.classes is not None
     classes = len(texts.source.classes)
     with drawn(config.seed, f"{NAME}/model"):
         if config.encoder == "frozen":
-            assert isinstance(texts.source.inputs, Tensor)
             return nn.Linear(texts.source.inputs.shape[1], classes)
         return make_text_model(f"hf:{encoding.model_folder(config.model, root)}", "noisy", classes=classes)
 

@@ -31,7 +31,7 @@ from soseleto.data import Augment, Preprocess
 from soseleto.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, STANDARD_ERRORS, TARGET_SHARE, few_weight_step
 from soseleto.errors import UsageError
 from soseleto.methods import Signals
-from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
+from soseleto.models.pretrained_images import BATCH_NORM
 from soseleto.parallel.reducer import choose_device
 from soseleto.task.optimizers import adamw
 from soseleto.training.options import Compute, Inputs
@@ -146,7 +146,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
 def features(config: Config, images: Tensor, root: Root, device: str) -> Tensor:
     """(N, F) of the network as ImageNet left it, on the CPU; images are neither moved nor flipped."""
     model, at = model_of(config, root, device), choose_device(device)
-    assert isinstance(model, ImageNetwork)
     model.network._fc = nn.Identity()
     model.eval().to(at)
     with torch.no_grad():

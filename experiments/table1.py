@@ -239,7 +239,6 @@ def split(part: str, root: Root, human: str | None) -> Examples:
 
 def corrected(source: Examples) -> Examples:
     """Every example with its true label, and with its own where that is not known."""
-    assert source.truth is not None
     return replace(source, labels=torch.where(truth_known(source.truth), source.truth, source.labels))
 
 
@@ -258,7 +257,6 @@ def model_of(config: Config, device: str) -> nn.Module:
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:
     """Train and evaluate once: accuracy in percent, and detection of wrong labels."""
     labels, truth = sides.source.labels, sides.truth
-    assert truth is not None
     if config.folds:
         by_fold = cleanlab.probabilities(partial(trained, device=device), config, sides, NAME)
         trust = cleanlab.trusts(by_fold, labels)
@@ -266,7 +264,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
     signals = Signals(len(labels)) if config.record and config.labels == "noisy" and not config.probes else None
     network, by_epoch = model_of(config, device), None
     if config.early_stopping:
-        assert sides.heldout is not None
         by_epoch = ByEpoch(network, Preprocess.of(sides.source.inputs), heldout=sides.heldout, test=sides.test)
     result = trained(config, sides, device, network, signals=signals, progress=by_epoch or False)
     trust = measures.trusts(result, signals)

@@ -228,7 +228,6 @@ def heads_of(config: Config, digits: Digits) -> Heads:
         return Heads(target=Attention(len(digits.target), hidden if last else width, len(TARGET_CLASSES)))
     if last and not config.plain:
         return Heads()
-    assert digits.source.classes is not None
 
     def head(classes: int) -> nn.Module:
         between = [] if last else [nn.Linear(width, hidden), nn.ReLU()]
@@ -250,7 +249,6 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
     optimizer, by_epoch = partial(sgd, momentum=config.momentum), None
     if config.plain and heads.target is not None:
         evaluated = digits.heldout if config.select else digits.test
-        assert evaluated is not None
         by_epoch = ByEpoch(nn.Sequential(trunk, heads.target), evaluated=evaluated)
     result = train(
         config,
@@ -302,8 +300,6 @@ def weight_facts(config: Config, digits: Digits, result: Result, guesses: Guesse
 
 def class_facts(source: Examples, result: Result) -> list[Row]:
     """For each class the percent of weights above 0.8, and the ids of its best and worst examples by score."""
-    assert source.classes is not None
-    assert result.learned is not None
     order = result.learned.order().cpu()
     facts: list[Row] = []
     for c, name in enumerate(source.classes):

@@ -73,9 +73,7 @@ class StrongPairState(StrongState):
 
     @property
     def networks(self) -> Networks:
-        found = self.task.model
-        assert isinstance(found, Networks)
-        return found
+        return self.task.model
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "others": self.others, "second": dict(self.networks.second.state_dict())}

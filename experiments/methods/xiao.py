@@ -142,7 +142,6 @@ def noise_network(model: nn.Module) -> nn.Module:
     """A copy of the model whose last linear layer has three outputs, all equally likely at first."""
     last, made = last_linear(model), copy.deepcopy(model)
     old = made.get_submodule(last)
-    assert isinstance(old, nn.Linear)
     new = nn.Linear(old.in_features, len(TYPES)).to(old.weight.device, old.weight.dtype)
     nn.init.zeros_(new.weight)
     nn.init.zeros_(new.bias)
