@@ -22,7 +22,7 @@ from experiments import measures
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, Spread, table
 from experiments.settings import make_method
-from experiments.table1 import split
+from experiments.table1 import labelled
 from experiments.training import accuracies, autocast, drawn, for_images, train
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
 from soseleto.methods.teacher import one_hot
@@ -139,9 +139,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     """Draw by the seed the trusted images, those held out, and the flipped labels; the same for every line."""
-    human = config.noise if config.noise in HUMAN else None
-    train, test = split("train", root, human), split("test", root, None)
-    truth = train.labels if train.truth is None else train.truth
+    train, test, truth = labelled(config.noise, root)
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
     if getattr(config, "mlc", False):  # every class has its n-th example before any has the next
         turns = one_hot(truth[order], 10).cumsum(0).gather(1, truth[order][:, None]).squeeze(1)
@@ -156,7 +154,7 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
         heldout=right.subset(heldout) if config.n_heldout else None,
         test=test.subset(range(config.n_test)) if config.n_test else test,
         truth=truth[others],
-        before=None if human is None else train.labels[trusted],
+        before=train.labels[trusted] if train.truth is not None else None,
     )
 
 

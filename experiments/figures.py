@@ -24,9 +24,7 @@ def effective_noise(rows: Iterable[Row], path: str | Path) -> Path:
 
     Lines are means over seeds, bands one standard deviation.
     """
-    kept_of = [row for row in rows if row["method"] in ("soseleto", "soseleto_usual") and "kept" in row]
-    usual = any(row["method"] == "soseleto_usual" for row in kept_of)
-    rows = [row for row in kept_of if (row["method"] == "soseleto_usual") == usual]
+    rows = [row for row in rows if row["method"] == "soseleto_usual" and "kept" in row]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot(xlabel="best percent of the source kept", ylabel="percent of wrong labels among them")
     for noise, colour in COLOURS.items():

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from experiments import cleanlab, measures
-from experiments.data import load
+from experiments.data import LABEL_SETS, load
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
@@ -209,9 +209,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
     """Draw by the seed the clean images, the noisy source and its flipped labels."""
-    human = config.noise if isinstance(config.noise, str) else None
-    train, test = split("train", root, human), split("test", root, None)
-    truth = train.labels if train.truth is None else train.truth
+    train, test, truth = labelled(config.noise, root)
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
     clean, noisy_ones = order[: config.n_clean], order[config.n_clean :][: config.n_source]
     heldout, target = clean[: config.n_heldout], clean[config.n_heldout :]
@@ -227,7 +225,7 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
         heldout=shrink(right.subset(heldout)) if len(heldout) else None,
         test=shrink(test.subset(range(config.n_test)) if config.n_test else test),
         truth=source.truth,
-        before=None if human is None else train.labels[target],
+        before=train.labels[target] if train.truth is not None else None,
     )
 
 
@@ -235,6 +233,12 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
 def split(part: str, root: Root, human: str | None) -> Examples:
     """CIFAR-10, or with a human label set CIFAR-10N."""
     return load("cifar10", part, root) if human is None else load("cifar10n", part, root, label_set=human)
+
+
+def labelled(noise: float | str, root: Root) -> tuple[Examples, Examples, Tensor]:
+    """Training images, with a human label set if ``noise`` names one; test images; and the right training labels."""
+    train = split("train", root, noise if noise in LABEL_SETS else None)
+    return train, split("test", root, None), train.labels if train.truth is None else train.truth
 
 
 def corrected(source: Examples) -> Examples:
@@ -311,8 +315,7 @@ PAPER = (
 TITLES = {name: title for name, (title, _) in LINES.items()}
 VARIANTS = {name: title for name, title in TITLES.items() if title.startswith("…")}
 UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
-FITTED = ("soseleto_usual", "soseleto")  # the first of them that has runs is shown
-PROBED = ("soseleto_usual_probes", "soseleto_probes")
+FITTED, PROBED = "soseleto_usual", "soseleto_usual_probes"
 SIGNALS = {
     "score": "score",
     "weight": "weight",
@@ -372,30 +375,26 @@ def deep_table(rows: Sequence[Row]) -> str:
 
 def better_half_table(rows: Sequence[Row]) -> str:
     """Percent of wrong labels in the better half of SOSELETO's source, by weight, score and the other signals."""
-    shown = signal_rows(_of_first(rows, FITTED))
+    shown = signal_rows([row for row in rows if row["method"] == FITTED])
     return _table([{**row, "value": _better_half(row, row["method"])} for row in shown], SIGNALS, show=str)
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels: runs with probes if there are any, and cleanlab's."""
-    compared = _of_first(rows, (*PROBED, *FITTED)) + [row for row in rows if row["method"] == "cleanlab"]
-    return _table(signal_rows(compared), SIGNALS, show=str)
+    """100·AUROC of right against wrong labels: runs with probes, and cleanlab's."""
+    compared = signal_rows([row for row in rows if row["method"] in (PROBED, "cleanlab")])
+    return _table(compared, SIGNALS, show=str)
 
 
 def suspects_table(rows: Sequence[Row]) -> str:
     """True precision and recall of the suspects at a requested precision."""
     shown = [
         {**row, "method": f"requested {listed['asked']:.0f} %: {rate}", "value": listed[rate]["truth"]}
-        for row in _of_first(rows, PROBED)
+        for row in rows
+        if row["method"] == PROBED
         for listed in row.get("suspects", [])
         for rate in ("precision", "recall")
     ]
     return _table(shown, {row["method"]: row["method"] for row in shown}, show=str)
-
-
-def _of_first(rows: Sequence[Row], lines: Sequence[str]) -> list[Row]:
-    """The runs of the first of these lines that has any."""
-    return next((own for name in lines if (own := [row for row in rows if row["method"] == name])), [])
 
 
 def _table(rows: Sequence[Row], titles: Mapping[str, str], **more: Any) -> str:
