@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,12 +49,13 @@ MLC_PAIRS = ((0, 6), (1, 9), (2, 6), (3, 0), (4, 0), (5, 1), (6, 8), (7, 6), (8,
 class Config(Run):
     """noise: the share of flipped labels, "asymmetric", or a label set of CIFAR-10N
     n_trusted: trusted images
-    views, changes, strength, cutout: of the augmentation; without views images are cropped and flipped
+    views, changes, cutout: of the augmentation; without views images are cropped and flipped
     cuda_graph: replay recorded steps on a GPU
     mlc: as many trusted images of every class; a flipped label is drawn from all ten classes, so that it may be right
     """
 
     COLUMN = ("noise",)
+    FIXED: ClassVar = {"strength": 1.0}
     NEWER = ("mlc",)
 
     noise: float | str = 0.4
@@ -69,7 +70,6 @@ class Config(Run):
     schedule: str = "linear"
     views: int = 2
     changes: int = 1
-    strength: float = 1.0
     cutout: float = 0.5
     precision: str | None = "bfloat16"
     cuda_graph: bool = True
@@ -201,7 +201,7 @@ def trained(config: Config, sides: Sides, device: str) -> Result:
     """One training."""
     with drawn(config.seed, f"{NAME}/model"):
         model = by_name(config.model, classes=10, shape=(3, 32, 32))
-    strong = StrongAugment(config.changes, config.strength, config.cutout)
+    strong = StrongAugment(config.changes, cutout=config.cutout)
     return train(
         config,
         for_images(model, device),

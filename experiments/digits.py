@@ -60,15 +60,12 @@ def as_the_authors_load(digits: Digits) -> Digits:
     """Every domain by its own constants, as floats that nothing standardises further."""
     sides = {name: getattr(digits, name) for name in ("source", "target", "heldout", "test", "unlabelled")}
     scaled = {
-        name: replace(side, inputs=_scaled(side.inputs, *SCALES["svhn" if name == "source" else "mnist"]))
+        name: replace(side, inputs=(side.inputs.float() / 255.0 - mean) / deviation)
         for name, side in sides.items()
+        for mean, deviation in [SCALES["svhn" if name == "source" else "mnist"]]
         if side is not None
     }
     return replace(digits, **scaled)
-
-
-def _scaled(images: Tensor, mean: float, std: float) -> Tensor:
-    return (images.float() / 255.0 - mean) / std
 
 
 def one_of_each(labels: Tensor, per_class: int, seed: int) -> Tensor:

@@ -1,8 +1,7 @@
-"""A language model fine-tuned for one task on a pool of mixed use: weights learned in the run, and other selections.
+"""A language model fine-tuned for one task on a pool of mixed use: weights learned in the run, and an oracle.
 
-SmolLM2-135M is trained for one pass over a pool (see ``language_pools``), in the same number of steps on every line;
-lines that choose before the training pass over what they chose several times. Measured is the loss per token of the
-answers to 1,319 test questions. The cost of choosing is not counted, in favour of the others.
+SmolLM2-135M is trained for one pass over a pool (see ``language_pools``), in the same number of steps on every line.
+Measured is the loss per token of the answers to 1,319 test questions.
 
     python -m experiments language --methods soseleto all right --set pool=few --out FILE
 """
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer
@@ -29,7 +28,7 @@ from experiments.language_pools import drawn as drawn_pool
 from experiments.measures import auroc
 from experiments.results import Row, table, with_count
 from experiments.training import drawn
-from soseleto import Selection, Soseleto, score
+from soseleto import Selection, Soseleto
 from soseleto.data import generator
 from soseleto.data.batches import Batch, TargetCycle
 from soseleto.integrations.huggingface import Join, default_loss, mean_embeddings
@@ -40,7 +39,6 @@ from soseleto.task.task import Task
 
 NAME = "language"
 WARM_UP = 5  # steps
-CHOSEN = 0.1  # of the pool, by the lines that choose before the training
 TINY = "tiny"  # random weights, bytes as tokens
 MEASURED = 64  # texts in a pass without gradient
 Trained = tuple[nn.Module, Tensor, Tensor | None]
@@ -48,17 +46,17 @@ Trained = tuple[nn.Module, Tensor, Tensor | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
-    """base: "fixed" (weights known beforehand), "chosen" (the best of the pool by ``criterion``) or "learned"
-    adapter: "full", or "lora" of rank 16 on all linear layers
+    """base: "fixed" (weights known beforehand) or "learned"; criterion: which weights
+    adapter: "full", all parameters are trained
     part: of the pool's size, for tests; epochs: passes over the pool
     """
 
     COLUMN = ("pool", "adapter")
+    FIXED: ClassVar = {"share": 0.1}
 
     pool: str
-    adapter: str
+    adapter: str = "full"
     criterion: str = ""
-    share: float = CHOSEN
     epochs: int = 1
     batch_size: int = 64
     target_batch_size: int = 16
@@ -84,8 +82,6 @@ LINES: Lines = {
     "right": line("oracle: right ones only, in the same batches", "fixed", criterion="right"),
     "soseleto": line("**SOSELETO**", "learned", criterion="features"),
     "soseleto_shuffled": line("… weights shuffled", "learned", criterion="features, shuffled"),
-    "random": line("random 10 %", "chosen", criterion="random"),
-    "less": line("LESS-like: alignments after a warm-up, best 10 %", "chosen", criterion="less"),
 }
 SMALL: Mapping[str, Any] = {"model": TINY, "part": 0.02, "batch_size": 16, "target_batch_size": 4, "max_tokens": 96,
                             "precision": "float32", "lr": 3e-3}  # fmt: skip
@@ -96,7 +92,7 @@ def configuration(method: str, *, seed: int = 0, small: bool = False, **changes:
 
 
 def cells(seed: int) -> list[Cell]:
-    return [(name, {"pool": pool, "adapter": "full"}) for pool in POOLS for name in LINES]
+    return [(name, {"pool": pool}) for pool in POOLS for name in LINES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,16 +133,10 @@ def network(run: Config, root: Root, device: torch.device) -> nn.Module:
     if run.model == TINY:
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         with drawn(run.seed, "language/network"):
-            made: Any = LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes))
+            made = LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes))
     else:
         made = AutoModelForCausalLM.from_pretrained(folder(run.model, root), dtype=torch.float32)
-    if run.adapter == "lora":
-        import peft
-
-        with drawn(run.seed, "language/adapter"):
-            made = peft.get_peft_model(made, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-    model: nn.Module = made.to(device)
-    return model.train()
+    return made.to(device).train()
 
 
 def measure(run: Config, data: Prepared, root: Root, device: str) -> Row:
@@ -173,7 +163,7 @@ def measure(run: Config, data: Prepared, root: Root, device: str) -> Row:
 
 @dataclass
 class Training:
-    """``fixed``, ``chosen`` and ``learned`` return a trained model, weights, and scores: the higher, the better."""
+    """``fixed`` and ``learned`` return a trained model, weights, and scores: the higher, the better."""
 
     run: Config
     data: Prepared
@@ -185,16 +175,17 @@ class Training:
     def fixed(self) -> Trained:
         kinds = self.data.pool.kinds
         weights = torch.ones(len(kinds)) if self.run.criterion == "all" else (kinds == RIGHT).float()
-        return self._trained(weights)[0], weights, None
-
-    def chosen(self) -> Trained:
-        """Trained on the best of the pool alone, again and again."""
-        n = len(self.data.source)
-        drawn = torch.rand(n, generator=generator(self.run.seed, "language/random"))
-        scores = self._alignments() if self.run.criterion == "less" else drawn
-        places = scores.topk(max(1, round(self.run.share * n))).indices
-        weights = torch.zeros(n).index_fill_(0, places, 1.0)
-        return self._trained(weights, places)[0], weights, scores
+        model = self.make()
+        optimizer, schedule = self._optimizer(model)
+        for index in self._batches():
+            alpha = weights[index].to(self.device)
+            if bool(alpha.any()):
+                losses = self._losses(model, self._source(index))
+                ((alpha * losses).sum() / alpha.sum()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+        return model, weights, None
 
     def learned(self) -> Trained:
         model, n, target = self.make(), len(self.data.source), self.data.target
@@ -210,7 +201,7 @@ class Training:
             join=Join(0),
         )
         cycle = TargetCycle(len(target), min(self.run.target_batch_size, len(target)), self.run.seed)
-        for step, index in enumerate(self._batches(torch.arange(n))):
+        for step, index in enumerate(self._batches()):
             of_target = target.batch(cycle(step).tolist(), self.device)
             with self._autocast():
                 selection.backward(self._source(index), of_target, index=index)
@@ -218,22 +209,6 @@ class Training:
             optimizer.zero_grad()
             schedule.step()
         return model, selection.weights, selection.scores
-
-    def _trained(
-        self, weights: Tensor, places: Tensor | None = None, steps: int | None = None
-    ) -> tuple[nn.Module, torch.optim.AdamW]:
-        """Steps with weights known beforehand, on batches of ``places``; where all weights of a batch are 0, none."""
-        model = self.make()
-        optimizer, schedule = self._optimizer(model)
-        for index in self._batches(torch.arange(len(weights)) if places is None else places, steps):
-            alpha = weights[index].to(self.device)
-            if bool(alpha.any()):
-                losses = self._losses(model, self._source(index))
-                ((alpha * losses).sum() / alpha.sum()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            schedule.step()
-        return model, optimizer
 
     @torch.no_grad()
     def nll(self, model: nn.Module, tokens: Tokens) -> float:
@@ -246,28 +221,14 @@ class Training:
             count += int(of_texts.sum())
         return total / count
 
-    def _alignments(self) -> Tensor:
-        """Of the pool with the target's mean gradient as Adam scales it, after a warm-up on a twentieth of the pool."""
+    def _batches(self) -> Sequence[Tensor]:
+        """Random batches, pass after pass over the pool."""
         n, size = len(self.data.source), self.run.batch_size
-        model, optimizer = self._trained(torch.ones(n), steps=max(1, n // size // 20))
-        sides = torch.arange(n), torch.arange(len(self.data.target)) + n
-
-        def loss(model: nn.Module, places: Tensor) -> Tensor:
-            if int(places[0]) < n:
-                return self._losses(model, self._source(places.cpu()))
-            return self._losses(model, self.data.target.batch((places - n).tolist(), self.device))
-
-        return score(model, sides[0], {"": sides[1]}, loss=loss, batch_size=size, optimizer=optimizer).values[0]
-
-    def _batches(self, places: Tensor, steps: int | None = None) -> Sequence[Tensor]:
-        """Random batches of these places, pass after pass, as many as the pool has in the run's epochs."""
-        size = self.run.batch_size
-        wanted = steps or self.run.epochs * max(1, len(self.data.source) // size)
+        steps = self.run.epochs * max(1, n // size)
         order: list[Tensor] = []
-        while sum(map(len, order)) < wanted * size:
-            shuffled = torch.randperm(len(places), generator=generator(self.run.seed, "language/order", len(order)))
-            order.append(places[shuffled])
-        return torch.cat(order)[: wanted * size].split(size)
+        while sum(map(len, order)) < steps * size:
+            order.append(torch.randperm(n, generator=generator(self.run.seed, "language/order", len(order))))
+        return torch.cat(order)[: steps * size].split(size)
 
     def _source(self, index: Tensor) -> dict[str, Tensor]:
         batch = self.data.source.batch(index.tolist(), self.device)
@@ -299,37 +260,35 @@ COLUMNS = {
 }
 
 
-def loss_table(rows: Sequence[Row], adapter: str = "full") -> str:
+def loss_table(rows: Sequence[Row]) -> str:
     """Loss per token of the answers to the test questions, times 100."""
     found = [{**row, "value": 100.0 * row["nll"]} for row in rows if "nll" in row]
-    return _table(found, adapter)
+    return _table(found)
 
 
-def closed_table(rows: Sequence[Row], adapter: str = "full") -> str:
+def closed_table(rows: Sequence[Row]) -> str:
     """Percent of the way from "all alike" to "right ones only" that a line goes, in the same draw."""
-    losses = {
-        (r["method"], r["setting"]["pool"], r["setting"]["adapter"], r["seed"]): r["nll"] for r in rows if "nll" in r
-    }
+    losses = {(r["method"], r["setting"]["pool"], r["seed"]): r["nll"] for r in rows if "nll" in r}
     found = []
     for row in rows:
-        of_draw = [losses.get((name, *row["setting"].values(), row["seed"])) for name in ("all", "right")]
+        of_draw = [losses.get((name, row["setting"]["pool"], row["seed"])) for name in ("all", "right")]
         if "nll" in row and row["method"] not in ("all", "right") and None not in of_draw:
             worst, best = of_draw
             found.append({**row, "value": 100.0 * (worst - row["nll"]) / (worst - best)})  # type: ignore[operator]
-    return _table(found, adapter)
+    return _table(found)
 
 
-def auroc_table(rows: Sequence[Row], kind: str, adapter: str = "full") -> str:
+def auroc_table(rows: Sequence[Row], kind: str) -> str:
     """100·AUROC of right ones against those of another kind, by score."""
     name = f"auroc_{kind}"
-    return _table([{**row, "value": 100.0 * row[name]} for row in rows if name in row], adapter)
+    return _table([{**row, "value": 100.0 * row[name]} for row in rows if name in row])
 
 
-def _table(rows: Sequence[Row], adapter: str) -> str:
+def _table(rows: Sequence[Row]) -> str:
     return table(
         rows,
         methods={name: title for name, (title, _) in LINES.items()},
-        settings={title: {"pool": pool, "adapter": adapter} for pool, title in COLUMNS.items()},
+        settings={title: {"pool": pool, "adapter": "full"} for pool, title in COLUMNS.items()},
         show=with_count(EXPERIMENT.seeds),
     )
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments import cleanlab, measures
@@ -53,7 +52,6 @@ class Config(Run):
     """noise: the share of flipped labels, or a label set of CIFAR-10N
     labels: "noisy", or for the oracle "corrected"
     n_clean: clean images, of which n_heldout are held out of training; the remaining train split is the source
-    size: side of the images, 32 or averaged down to 16
     adam: Adam in place of SGD with momentum 0.9
     precision: "bfloat16" runs the network under autocast; micro_batch_size: maximum examples per forward pass
     early_stopping: keep the model of the epoch that is best on the held-out images
@@ -63,13 +61,13 @@ class Config(Run):
     """
 
     COLUMN = ("noise",)
+    FIXED: ClassVar = {"size": 32}
     NEWER = ("probes", "folds", "micro_batch_size", "adam")
 
     noise: float | str = 0.4
     labels: str = "noisy"
     n_clean: int = 5000
     model: str = "quick"
-    size: int = 32
     epochs: int = 60
     batch_size: int = 256
     target_batch_size: int = 32
@@ -174,7 +172,7 @@ LINES: Lines = {
     **PAPER_LINES,
 }
 SMALL: Mapping[str, Any] = {
-    "model": "mlp", "size": 16, "n_source": 4000, "n_clean": 2000, "n_test": 2000, "epochs": 20, "batch_size": 64,
+    "model": "mlp", "n_source": 4000, "n_clean": 2000, "n_test": 2000, "epochs": 20, "batch_size": 64,
     "lr": 0.02, "crop": 0, "flip": False,
 }  # fmt: skip
 
@@ -217,13 +215,13 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
     if isinstance(config.noise, float):
         source = replace(source, labels=symmetric(source.labels, config.noise, classes=10, seed=config.seed).labels)
     right = replace(train, labels=truth, truth=None)
-    shrink = partial(_shrunk, size=config.size)
-    source = shrink(corrected(source) if config.labels == "corrected" else source)
+    if config.labels == "corrected":
+        source = corrected(source)
     return Sides(
         source=source,
-        target=shrink(right.subset(target)),
-        heldout=shrink(right.subset(heldout)) if len(heldout) else None,
-        test=shrink(test.subset(range(config.n_test)) if config.n_test else test),
+        target=right.subset(target),
+        heldout=right.subset(heldout) if len(heldout) else None,
+        test=test.subset(range(config.n_test)) if config.n_test else test,
         truth=source.truth,
         before=train.labels[target] if train.truth is not None else None,
     )
@@ -246,16 +244,9 @@ def corrected(source: Examples) -> Examples:
     return replace(source, labels=torch.where(truth_known(source.truth), source.truth, source.labels))
 
 
-def _shrunk(examples: Examples, *, size: int) -> Examples:
-    side = examples.inputs.shape[-1]
-    if side == size:
-        return examples
-    return replace(examples, inputs=F.avg_pool2d(examples.inputs.float(), side // size).round().to(torch.uint8))
-
-
 def model_of(config: Config, device: str) -> nn.Module:
     with drawn(config.seed, f"{NAME}/model"):
-        return for_images(by_name(config.model, classes=10, shape=(3, config.size, config.size)), device)
+        return for_images(by_name(config.model, classes=10, shape=(3, 32, 32)), device)
 
 
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:

@@ -31,11 +31,7 @@ from soseleto.task.task import Task, load_tree
 
 @dataclass(frozen=True, kw_only=True)
 class StrongPair(Strong):
-    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``.
-
-    The second network begins with new initial values, also where the model is a pretrained one. The mean of both is
-    evaluated; a run folder keeps the first network alone.
-    """
+    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``."""
 
     name = "strong_pair"
 

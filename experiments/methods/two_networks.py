@@ -90,8 +90,7 @@ class PairState(PhasedState):
     @property
     def answering(self) -> Networks:
         """The network to evaluate: the mean of both."""
-        found: Networks = self.networks
-        return found
+        return self.networks
 
     @torch.no_grad()
     def judge(self, source: Batch, views: Sequence[Tensor]) -> Tensor:

@@ -136,9 +136,8 @@ def slow_loss(p: Tensor, y: Tensor, labelled: list[bool], factor: float) -> Tens
     return sum(believed) / max(1, len(believed)) + factor * sum(others) / max(1, len(others)) + uneven
 
 
-@pytest.mark.parametrize("penalty", [False, True])
-def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
-    method = DivideMix(warm_up=0.2, ramp=0.4, confidence_penalty=penalty)
+def test_steps_of_divide_mix_against_a_loop() -> None:
+    method = DivideMix(warm_up=0.2, ramp=0.4)
     model, losses = net(), torch.zeros(2, B, dtype=torch.float64)
     state = method.init(task(model))
     slow = [copy.deepcopy(network) for network in state.networks.both]
@@ -163,8 +162,6 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
             if step < 2:
                 scores = slow[k](torch.cat([source.inputs[k], target.inputs[k]]))
                 loss = F.cross_entropy(scores, torch.cat([source.labels, target.labels]))
-                q = scores.softmax(1)
-                loss = loss + (q * q.log()).sum() / (B + T) if penalty else loss
             else:
                 w, given = right[1 - k], []
                 for i in range(B):
@@ -247,7 +244,7 @@ class NeverWaiting(TorchDispatchMode):
     [
         FixMatch(),
         DivideMix(warm_up=0.0),
-        DivideMix(confidence_penalty=True),
+        DivideMix(),
         ProMix(warm_up=0.0, agree_after=0.0),
         ProMix(warm_up=1.0),
     ],
