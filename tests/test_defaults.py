@@ -274,7 +274,6 @@ class Scaled(nn.Module):
 def test_every_caller_gets_the_same_method(caller: Caller, model: Callable[[], nn.Module], tmp_path: Path) -> None:
     known = {"classes": True, "ends_in_linear": model is not Scaled, "n_source": 300, "epochs": 2}
     settings = caller(model(), tmp_path)
-    assert settings is not None
     expected = resolve(model(), **known)
     assert settings.method == expected.method
     assert replace(settings, reason="").line() == replace(expected, reason="").line()
@@ -297,8 +296,6 @@ def test_other_tasks_keep_the_papers_losses() -> None:
     numbers = torch.randn(40, 3), torch.randn(40, 1)
     regression = soseleto.fit(nn.Linear(3, 1), numbers, numbers, loss=squared_error, epochs=1)
     transfer = soseleto.fit(nn.Linear(3, 4), SOURCE, TARGET, "transfer", epochs=1)
-    assert regression.settings is not None
-    assert transfer.settings is not None
     assert regression.settings.method == Soseleto(gradients=target_share(0.1))
     assert describe(regression.settings.optimizer)["lr"] == 0.01
     assert transfer.settings.method == Soseleto(gradients=target_share(0.5))
@@ -316,7 +313,6 @@ def test_the_share_of_wrong_labels_is_estimated_once(monkeypatch: pytest.MonkeyP
     result = soseleto.fit(nn.Linear(3, 2), classes(300, 0.4), classes(60, 0.0, 1), epochs=1, probes="auto")
     assert len(calls) == 1
     assert 0.125 < result.config["wrong_share"] < 0.5
-    assert result.settings is not None
     assert "% of the source labels look wrong: alignments of all layers, weight step 0.3" in result.settings.line()
 
 
@@ -332,6 +328,5 @@ def test_a_resumed_run_keeps_its_estimate(tmp_path: Path, monkeypatch: pytest.Mo
         soseleto.fit(nn.Linear(3, 2), progress=stop, **given)
     monkeypatch.setattr(fit_module, "wrong_share", lambda *_, **__: pytest.fail("estimated again"))
     settings = soseleto.fit(nn.Linear(3, 2), **given).settings
-    assert settings is not None
     assert isinstance(settings.method, Soseleto)
     assert settings.method.alignment == FEW

@@ -59,8 +59,6 @@ def test_every_pinned_package_installs_on_the_first_python_3_11() -> None:
 
 def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(ROOT / "scripts"))  # as when it is started
     try:

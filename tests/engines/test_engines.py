@@ -286,9 +286,7 @@ def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     assert set(reports) == set(FASTEST_FIRST)
     assert reports["layerwise"].error is None
     assert "training mode" in reports["layerwise"].message
-    assert reports["forward"].error is not None
     assert reports["forward"].error <= 1e-10
-    assert reports["loop"].ratio is not None
     assert reports["loop"].ratio > 0
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 

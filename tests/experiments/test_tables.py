@@ -75,8 +75,7 @@ def reviews(noise: str, root: Any = None) -> news.News:
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Small data in place of the public sets, and small networks in place of the pretrained ones."""
-    for module in (table1, cifar10_deep):
-        monkeypatch.setattr(module, "split", cifar)
+    monkeypatch.setattr(table1, "split", cifar)
     monkeypatch.setattr(digits, "load", public)
     monkeypatch.setattr(news, "read", reviews)
     monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path_factory.getbasetemp() / "texts"))
@@ -237,21 +236,17 @@ def test_rounds_on_unlabelled_digits_run() -> None:
     assert 0 <= row["guessed_right"] <= 100
     rounds = table2.rounds_of(table2.configuration("soseleto_unlabelled_frozen"))
     learned = table2.rounds_of(table2.configuration("soseleto_unlabelled"))
-    assert rounds is not None
-    assert learned is not None
     assert (rounds.rounds, rounds.views, rounds.method.weight_step) == (5, 4, None)  # type: ignore[attr-defined]
     assert replace(rounds, method=learned.method) == learned
 
 
 def check_sides(sides: Sides, source: int, target: int, heldout: int) -> None:
     """Nothing overlaps, and images are labelled by their number."""
-    assert sides.heldout is not None
     ids = [{int(i) for i in side.ids or ()} for side in (sides.source, sides.target, sides.heldout)]
     assert [len(i) for i in ids] == [source, target, heldout]
     assert len(set.union(*ids)) == source + target + heldout
     for side in (sides.target, sides.heldout):
         assert side.labels.tolist() == [int(i) % 10 for i in side.ids or ()]
-    assert sides.truth is not None
     assert sides.truth.tolist() == [int(i) % 10 for i in sides.source.ids or ()]
 
 
@@ -280,7 +275,6 @@ def test_data_in_the_protocol_of_mlc(noise: float | str, wrong: float) -> None:
     config = cifar10_deep.configuration("strong", noise=noise, n_trusted=100, mlc=True)
     sides = cifar10_deep.data(config)
     assert sides.target.labels.bincount().tolist() == [10] * 10
-    assert sides.truth is not None
     assert sides.truth.bincount().tolist() == [50] * 10
     for c in range(10):
         counts = sides.source.labels[sides.truth == c].bincount(minlength=10)
@@ -303,7 +297,6 @@ def test_sources_of_table2() -> None:
         return table2.data(table2.configuration("soseleto", source=source, **changes))
 
     low = drawn("0-4", n_heldout=50)
-    assert low.heldout is not None
     assert low.target.labels.bincount().tolist() == [5] * 5
     ids = [set(side.ids or ()) for side in (low.target, low.heldout, low.unlabelled)]
     assert ([len(i) for i in ids], len(set.union(*ids))) == ([25, 50, 125], 200)
@@ -312,8 +305,6 @@ def test_sources_of_table2() -> None:
     assert torch.allclose(plain.source.inputs, (low.source.inputs / 255 - 0.444) / 0.175)
     assert torch.allclose(plain.test.inputs, (low.test.inputs / 255 - 0.1307) / 0.3081)
     shuffled, mixed = drawn("shuffled"), drawn("grey-cifar")
-    assert shuffled.useless is not None
-    assert mixed.useless is not None
     assert torch.equal(shuffled.useless, shuffled.source.labels != shuffled.source.truth)
     assert 0.3 < float(shuffled.useless.float().mean()) < 0.45  # a half, of which a fifth is right by chance
     assert int(mixed.useless.sum()) == 200
@@ -342,7 +333,6 @@ def test_texts_have_no_truth_to_train_on(minilm: str) -> None:
     )
     assert len({*source, *trusted, *heldout}) == 160
     assert torch.equal(sides.source.labels, texts.labels[source])
-    assert sides.truth is not None
     assert torch.equal(sides.truth, texts.truth[source])
     assert sides.target.labels.equal(texts.truth[trusted])
     assert int(sides.target.labels.min()) >= 0  # only checked ones

@@ -59,7 +59,6 @@ def test_a_step_of_fixmatch_against_a_loop(views: int) -> None:
                     of_source = of_source + entropy(EYE[q.argmax()], p[T + view * B + i]) / (views - 1) / B
         descend(slow, of_target + 0.7 * of_source)
         follow(mean, slow, min(0.5, (1 + step) / (10 + step)))
-        assert state.weights is not None
         assert state.weights.values.tolist() == pytest.approx(weights, rel=1e-6)
         assert float(numbers["source_loss"]) == pytest.approx(float(of_source.detach()))
         assert float(numbers["target_loss"]) == pytest.approx(float(of_target.detach()))
@@ -175,7 +174,6 @@ def test_steps_of_divide_mix_against_a_loop() -> None:
                 labelled = [bool(one > 0.5) for one in w] * 2 + [True] * 2 * T
                 loss = slow_loss(slow[k](x).softmax(1), y, labelled, 25.0 * min(1.0, (step - 2) / 4))
             descend(slow[k], loss)
-        assert state.weights is not None
         torch.testing.assert_close(state.weights.values, right.mean(0).float())
         if step % 2 == 1:
             right = torch.stack([right_probability(one) for one in losses]).float().double()  # as it is kept

@@ -45,7 +45,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
 
 
 def out_of(result: soseleto.Result) -> Path:
-    assert result.out is not None
     return result.out
 
 
