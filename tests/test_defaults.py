@@ -200,61 +200,8 @@ def of_selection(model: nn.Module, folder: Path) -> Settings | None:
     return selection.settings
 
 
-def of_trainer(model: nn.Module, folder: Path) -> Settings | None:
-    transformers = pytest.importorskip("transformers")
-    from soseleto.integrations.huggingface import SoseletoTrainer
-
-    class Labelled(nn.Module):
-        """As models of transformers: it takes labels and returns an object."""
-
-        loss_type = "ForSequenceClassification"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.network, self.config = model, transformers.PretrainedConfig(num_labels=2)
-
-        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-            return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.network(x))
-
-    def rows(data: tuple[Tensor, Tensor]) -> list[dict[str, Tensor]]:
-        return [{"x": x, "labels": y} for x, y in zip(*data, strict=True)]
-
-    args = transformers.TrainingArguments(
-        str(folder), num_train_epochs=2, use_cpu=True, report_to=[], save_strategy="no", remove_unused_columns=False
-    )
-    trainer = SoseletoTrainer(Labelled(), args, train_dataset=rows(SOURCE), target_dataset=rows(TARGET))
-    trainer.train()
-    settings: Settings = trainer.selection.settings
-    return settings
-
-
-def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
-    lightning = pytest.importorskip("lightning")
-    from soseleto.integrations.lightning import SelectionModule, selection_loaders
-
-    class Module(SelectionModule):
-        def __init__(self) -> None:
-            super().__init__(n_source=300, classes=2)
-            self.network = model
-
-        def per_example_loss(self, batch: Any) -> Tensor:
-            return nn.functional.cross_entropy(self.network(batch[0]), batch[1], reduction="none")
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    module = Module()
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    quiet: Any = dict.fromkeys(off, False)
-    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
-    data = [torch.utils.data.TensorDataset(*side) for side in (SOURCE, TARGET)]
-    trainer.fit(module, selection_loaders(*data, batch_size=50))
-    settings: Settings = module.selection.settings
-    return settings
-
-
 Caller = Callable[[nn.Module, Path], Settings | None]
-CALLERS: list[Caller] = [of_fit, of_estimator, of_selection, of_trainer, of_lightning]
+CALLERS: list[Caller] = [of_fit, of_estimator, of_selection]
 
 
 class Scaled(nn.Module):

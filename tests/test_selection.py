@@ -322,59 +322,36 @@ def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     assert torch.equal(selection.weights, before)
 
 
-def split_over_ranks(model: nn.Module, how: str) -> nn.Module:
-    if how == "replicated":
-        return nn.parallel.DistributedDataParallel(model)
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for part in (model[0], model):  # type: ignore[index]
-        fully_shard(part, mesh=mesh)
-    return model
-
-
-def on_ranks(reducer: Reducer, mode: str, cuts: tuple[int, ...], scale: float, how: str = "") -> dict[str, Any]:
-    """The first of two ranks has ``cut`` of a batch's eight source examples; losses may be scaled as for float16.
-
-    how: what the loop makes of its model; a loop that names no reducer joins the process group that exists
-    """
+def on_ranks(reducer: Reducer, mode: str, cuts: tuple[int, ...], scale: float) -> dict[str, Any]:
+    """The first of two ranks has ``cut`` of a batch's eight source examples; losses may be scaled as for float16."""
     model = net(mode).double()
-    model = split_over_ranks(model, how) if how and reducer.ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    given = {} if how else {"reducer": reducer}
-    selection = Selection(model, n_source=N, optimizer=optimizer, **given, **losses_of(mode))  # type: ignore[arg-type]
+    selection = Selection(model, n_source=N, optimizer=optimizer, reducer=reducer, **losses_of(mode))
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 0)
     for (index, (x, y), (xt, yt)), cut in zip(batches(len(cuts)), cuts, strict=True):
         mine = slice(None) if reducer.ranks == 1 else slice(cut) if reducer.rank == 0 else slice(cut, None)
         of_target = slice(reducer.rank, None, reducer.ranks)
         batch, target = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
-        for _ in range(2 if how else 1):  # twice: gradients of several calls add up
-            numbers = selection.backward(batch, target, index=index[mine], scaler=scaler if scale else None)
+        numbers = selection.backward(batch, target, index=index[mine], scaler=scaler if scale else None)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        if how:
-            selection.load_state_dict(selection.state_dict())
     found = {"weights": selection.weights, "scores": selection.scores, "visits": selection.visits, **numbers}
-    found |= {name.removeprefix("module."): value for name, value in model.state_dict().items()}
-    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
-    return {name: value.detach().double().numpy() for name, value in whole.items()}
+    found |= model.state_dict()
+    return {name: value.detach().double().numpy() for name, value in found.items()}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
 @pytest.mark.parametrize(
-    ("mode", "cuts", "scale", "how"),
+    ("mode", "cuts", "scale"),
     [
-        ("noisy", (7, 7, 4, 8), 2.0**10, ""),  # the second rank has one example of eight, then half of them, then none
-        ("noisy", (7, 4, 8), 0.0, "replicated"),
-        ("noisy", (7, 4, 8), 0.0, "sharded"),
-        pytest.param("transfer", (4,) * 5, 0.0, "", marks=pytest.mark.long),
-        pytest.param("noisy", (7, 4, 8), 2.0**10, "sharded", marks=pytest.mark.long),
+        ("noisy", (7, 7, 4, 8), 2.0**10),  # the second rank has one example of eight, then half of them, then none
+        pytest.param("transfer", (4,) * 5, 0.0, marks=pytest.mark.long),
     ],
 )
-def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, ...], scale: float, how: str) -> None:
-    alone = on_ranks(Single(), mode, cuts, scale, how)
-    for answer in together(2, on_ranks, mode, cuts, scale, how):
+def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, ...], scale: float) -> None:
+    alone = on_ranks(Single(), mode, cuts, scale)
+    for answer in together(2, on_ranks, mode, cuts, scale):
         assert isinstance(answer, dict), answer
         for name, value in alone.items():
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)

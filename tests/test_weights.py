@@ -53,20 +53,6 @@ def test_weights_of_another_source_are_refused() -> None:
         Weights(4).load_state(Weights(5).state())
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        (torch.tensor([-1, 2]), "source index -1 is out of range"),
-        (torch.tensor([1, 3, 1]), "source index 1 occurs twice"),
-        (torch.tensor([0.5]), "int64"),
-        (torch.tensor([], dtype=torch.int64), "no source index"),
-    ],
-)
-def test_bad_indices(index: torch.Tensor, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        Weights(5).check(index)
-
-
 @pytest.mark.parametrize(("n", "initial", "words"), [(0, 1.0, "at least one"), (3, 1.5, r"\[0, 1\], got 1.5")])
 def test_bad_arguments(n: int, initial: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -49,7 +49,7 @@ class StrongPair(Strong):
             found = [self.believed(state, *one, source, target) for one in zip(judged, beliefs, strict=True)]
         state.judged = ((judged[0] + judged[1]) / 2)[: len(source)]
         (by_first, w), (by_second, v) = found
-        pairs = zip(state.networks.both, (by_second, by_first), strict=True)
+        pairs = zip(task.model.both, (by_second, by_first), strict=True)
         losses = [self.losses(state, network, given, views, source, target) for network, given in pairs]
         of_source, of_target = (torch.stack(each) for each in zip(*losses, strict=True))
         a = self.share(state, source, target)
@@ -67,14 +67,10 @@ class StrongPairState(StrongState):
 
     others: dict[str, Tensor]
 
-    @property
-    def networks(self) -> Networks:
-        return self.task.model
-
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "others": self.others, "second": dict(self.networks.second.state_dict())}
+        return {**super().state(), "others": self.others, "second": dict(self.task.model.second.state_dict())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
         self.others |= load_tree(self.others, state["others"], self.task.device)
-        self.networks.second.load_state_dict(state["second"])
+        self.task.model.second.load_state_dict(state["second"])

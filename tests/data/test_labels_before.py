@@ -33,14 +33,6 @@ def test_a_column_of_the_target_is_read_and_is_no_feature(tmp_path: Path) -> Non
         read_pair(source, table, mode="noisy", reading=Reading(before_column="was"))
 
 
-def test_names_are_exact(tmp_path: Path) -> None:
-    source, table = tmp_path / "source.csv", tmp_path / "target.csv"
-    write(source, "a,label\n1,007\n2,008\n")
-    write(table, "a,label,was\n4,007,008\n5,008,008\n")
-    before = read_pair(source, table, mode="noisy", reading=Reading(before_column="was")).labels_before
-    assert before.tolist() == [1, 1]
-
-
 def checked(tmp_path: Path, *, differ: bool) -> tuple[Path, Path]:
     """A source of 4 columns whose first rows are also in the target, with their labels corrected."""
     rows = [f"{n + 0.5},{n % 7},{n % 3},{n % 5}" for n in range(60)]  # whole numbers in order would number the rows

@@ -270,14 +270,6 @@ def test_bad_losses(engine: str, loss: object, words: str) -> None:
         soseleto.alignment(model, loss, batch, direction_for(model), engine=engine)  # type: ignore[arg-type]
 
 
-def test_check_gradients_of_auto_says_what_it_takes() -> None:
-    for name, engine, message in (("mlp", "layerwise", ""), ("mixing", "forward", "slower forward engine, because")):
-        problem = BY_NAME[name]
-        (report,) = soseleto.check_gradients(*problem.build()[:1], problem.loss, problem.build()[1], engines=["auto"])
-        assert report.engine == engine
-        assert message in report.message
-
-
 def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     problem = BY_NAME["residual_batchnorm_train"]
     model, batch = problem.build()

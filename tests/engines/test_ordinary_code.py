@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import soseleto
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
-from soseleto.run_folder.folder import RunFolder
 from zoo import CLASSES, Lambda, cross_entropy
 
 N, WIDTH = 8, 6
@@ -167,23 +164,6 @@ def test_every_use_of_a_parameter_is_exact_or_declined(name: str) -> None:
     make, loss = USES[name]
     for error in errors(make().double(), loss, 3, lambda step: batches(N, step)):
         assert error <= 1e-8
-
-
-@pytest.mark.parametrize("name", ["scalar slope", "squeeze and bias"])
-def test_fit_trains_plain_regressions(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    x, _ = batches(40, 0)
-    data = (x, x.sum(1)), (x[:12] + 1, (x[:12] + 1).sum(1))
-    small = {"epochs": 2, "batch_size": 8, "target_batch_size": 4, "lr": 0.01, "device": "cpu"}
-    result = soseleto.fit(
-        USES[name][0]().double(), *data, loss=soseleto.squared_error, method=soseleto.Soseleto(), out=tmp_path, **small
-    )
-    assert result.engine == "layerwise"
-    assert result.history[-1]["source_loss"] < result.history[0]["source_loss"]
-    covered = RunFolder.open(tmp_path).config()["alignments"]
-    assert covered["engine"] == "layerwise"
-    assert covered["share"] == 1.0
-    assert covered["checked"] >= 4
 
 
 # --- what the first steps of a training do not show ---

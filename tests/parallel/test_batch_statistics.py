@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import points, terminate
+from parallel.test_ranks import points
 from ranks import together
-from small_tasks import ask_at
 from soseleto.data import TargetCycle
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
@@ -122,19 +120,6 @@ def test_two_ranks_take_one_step_as_their_parts_do(answers: list[Any]) -> None:
     for name, buffer in ranks[0].named_buffers():
         mean = (buffer + dict(ranks[1].named_buffers())[name]) / 2
         torch.testing.assert_close(found[name].double(), mean.double(), rtol=1e-6, atol=1e-8)
-
-
-def test_a_resumed_run_of_micro_batches_is_bit_identical(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"micro_batch_size": 5, "epochs": 4, "batch_size": 12, "n": 24}
-    whole = state(None, **given, optimizer=ask_at(0, terminate))
-    with pytest.raises(soseleto.errors.Interrupted):
-        state(None, **given, optimizer=ask_at(5, terminate), out=tmp_path)
-    require_equal(state(None, **given, optimizer=ask_at(0, terminate), out=tmp_path), whole)
-
-
-def require_equal(found: dict[str, Any], right: dict[str, Any]) -> None:
-    for name, value in right.items():
-        assert name == "messages" or torch.equal(value, found[name]), name
 
 
 class Synchronised(nn.Module):
