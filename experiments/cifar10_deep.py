@@ -198,7 +198,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
 
 
 def trained(config: Config, sides: Sides, device: str) -> Result:
-    """One training."""
     with drawn(config.seed, f"{NAME}/model"):
         model = by_name(config.model, classes=10, shape=(3, 32, 32))
     strong = StrongAugment(config.changes, cutout=config.cutout)

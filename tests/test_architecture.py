@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -105,6 +106,7 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+@lru_cache
 def imports(root: Path) -> list[Import]:
     """Every import of one of our modules by another: at the top, for type checking, in a function, or by a string."""
     known = modules(root)
