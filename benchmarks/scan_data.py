@@ -91,7 +91,7 @@ def intents(models: Path) -> dict[str, Array]:
 
 def photos(models: Path, count: int = 12_000) -> dict[str, Array]:
     file = efficientnet.weights_file(str(models / "pretrained" / "efficientnet-lite0"))
-    network: Any = efficientnet.pretrained_network(file, classes=10, size=128, batch_norm="fixed").eval()
+    network: Any = efficientnet.pretrained_network(file, classes=10, size=128).eval()
     network.network._fc = torch.nn.Identity()
     with torch.no_grad():
         features = [network(some.float() / 255) for some in load("cifar10").inputs[:count].split(200)]

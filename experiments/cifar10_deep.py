@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from experiments import measures
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, Spread, table
 from experiments.settings import make_method
-from experiments.table1 import split
+from experiments.table1 import labelled
 from experiments.training import accuracies, autocast, drawn, for_images, train
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
 from soseleto.methods.teacher import one_hot
@@ -49,12 +49,13 @@ MLC_PAIRS = ((0, 6), (1, 9), (2, 6), (3, 0), (4, 0), (5, 1), (6, 8), (7, 6), (8,
 class Config(Run):
     """noise: the share of flipped labels, "asymmetric", or a label set of CIFAR-10N
     n_trusted: trusted images
-    views, changes, strength, cutout: of the augmentation; without views images are cropped and flipped
+    views, changes, cutout: of the augmentation; without views images are cropped and flipped
     cuda_graph: replay recorded steps on a GPU
     mlc: as many trusted images of every class; a flipped label is drawn from all ten classes, so that it may be right
     """
 
     COLUMN = ("noise",)
+    FIXED: ClassVar = {"strength": 1.0}
     NEWER = ("mlc",)
 
     noise: float | str = 0.4
@@ -69,7 +70,6 @@ class Config(Run):
     schedule: str = "linear"
     views: int = 2
     changes: int = 1
-    strength: float = 1.0
     cutout: float = 0.5
     precision: str | None = "bfloat16"
     cuda_graph: bool = True
@@ -95,13 +95,9 @@ LINES: Lines = {
     "strong_shuffled_others": line(
         "… weights shuffled, the rest to other classes", "strong_shuffled", {"others": True}
     ),
-    "strong_no_answers": line("… doubted labels not replaced", "strong", {"answers": False}),
     "strong_one_share": line("… one share of wrong labels", "strong", {"by_class": 0.0}),
     "strong_by_class": line("… mistakes by class alone", "strong", {"by_class": 1.0}),
-    "strong_no_balance": line("… answers not balanced", "strong", {"balance": False}),
     "strong_pair": line("… two networks", "strong_pair", epochs=50),
-    "strong_no_teacher": line("… judged by the network itself", "strong", {"teacher": 0.0}),
-    "strong_no_mixup": line("… no mixup", "strong", {"mixup": 0.0}),
     # Published: 0.03 with 64 labelled images a batch, as here.
     "fixmatch": line("FixMatch, source unlabelled", "fixmatch", views=1, changes=2, lr=0.03, epochs=126),
     "divide_mix": line(
@@ -143,9 +139,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
     """Draw by the seed the trusted images, those held out, and the flipped labels; the same for every line."""
-    human = config.noise if config.noise in HUMAN else None
-    train, test = split("train", root, human), split("test", root, None)
-    truth = train.labels if train.truth is None else train.truth
+    train, test, truth = labelled(config.noise, root)
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
     if getattr(config, "mlc", False):  # every class has its n-th example before any has the next
         turns = one_hot(truth[order], 10).cumsum(0).gather(1, truth[order][:, None]).squeeze(1)
@@ -160,7 +154,7 @@ def data(config: Any, root: Root = None, device: str = "auto") -> Sides:
         heldout=right.subset(heldout) if config.n_heldout else None,
         test=test.subset(range(config.n_test)) if config.n_test else test,
         truth=truth[others],
-        before=None if human is None else train.labels[trusted],
+        before=train.labels[trusted] if train.truth is not None else None,
     )
 
 
@@ -196,7 +190,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
     # cuDNN times its kernels and takes the fastest: 7 % of a step; a run is not repeated to the last bit.
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         result = trained(config, sides, device)
-    assert sides.truth is not None
     trusts = measures.trusts(result, None)
     found = measures.detection(sides.source.labels, sides.truth, trusts)
     rejected = {name: measures.issues(trust < 0.5, sides.source.labels, sides.truth) for name, trust in trusts.items()}
@@ -205,10 +198,9 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
 
 
 def trained(config: Config, sides: Sides, device: str) -> Result:
-    """One training."""
     with drawn(config.seed, f"{NAME}/model"):
         model = by_name(config.model, classes=10, shape=(3, 32, 32))
-    strong = StrongAugment(config.changes, config.strength, config.cutout)
+    strong = StrongAugment(config.changes, cutout=config.cutout)
     return train(
         config,
         for_images(model, device),

@@ -4,27 +4,24 @@ The probabilities come from k-fold cross-validation of the same network, with as
 methods take: each fold trains for epochs/(k − 1) epochs on its share (k − 1)/k of the source. The clean images are
 mixed in, as in the table's line "noisy and clean mixed"; without them the baseline would be weaker.
 
-The rankings are computed here, so that the experiment runs without cleanlab installed; a test compares them with the
-package's own. Each is a trust: the higher, the more probably the label is right (Northcutt et al. 2021).
+Rankings and issues are the package's own. Each ranking is a trust: the higher, the more probably the label is right
+(Northcutt et al. 2021).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from experiments import measures
 from experiments.results import Row
 from soseleto.data import Examples, generator, seed_for
+from soseleto.errors import need
 from soseleto.training.result import Result
-
-Array = np.ndarray
-
 
 Train = Callable[[Any, Any], Result]  # from a configuration and its sides
 
@@ -72,50 +69,23 @@ def out_of_sample(
     return torch.cat(found)[torch.argsort(order)]
 
 
+RANKINGS: Mapping[str, Mapping[str, Any]] = {
+    "cleanlab_self_confidence": {"method": "self_confidence"},
+    "cleanlab_margin": {"method": "normalized_margin"},
+    "cleanlab_confident": {"method": "normalized_margin", "adjust_pred_probs": True},
+}
+
+
 def trusts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """cleanlab's rankings by name, (n,) each."""
-    p, y = probabilities.double().numpy(), labels.cpu().numpy()
-    found = {
-        "cleanlab_self_confidence": _own(p, y),
-        "cleanlab_margin": normalized_margin(p, y),
-        "cleanlab_confident": normalized_margin(adjusted(p, y), y),
-    }
+    rank = need("cleanlab.rank", to="ranking labels")
+    given = labels.cpu().numpy(), probabilities.double().numpy()
+    found = {name: rank.get_label_quality_scores(*given, **settings) for name, settings in RANKINGS.items()}
     return {name: torch.from_numpy(trust) for name, trust in found.items()}
 
 
-def confident_thresholds(probabilities: Array, labels: Array) -> Array:
-    """Each class's mean probability over the examples labelled with it, (classes,); 2 for a class without examples."""
-    classes = range(probabilities.shape[1])
-    means = [probabilities[labels == c, c].mean() if (labels == c).any() else 2.0 for c in classes]
-    return np.maximum(means, 2e-6)
-
-
-def adjusted(probabilities: Array, labels: Array) -> Array:
-    """Probabilities relative to the confident thresholds, shifted to be positive and normalised to sum to 1."""
-    thresholds = confident_thresholds(probabilities, labels)
-    moved = probabilities - thresholds + thresholds.max()
-    return moved / moved.sum(axis=1, keepdims=True)
-
-
-def normalized_margin(probabilities: Array, labels: Array) -> Array:
-    """The label's probability minus the largest of another class, scaled to [0, 1]."""
-    others = probabilities.copy()
-    others[np.arange(len(labels)), labels] = -np.inf
-    return (_own(probabilities, labels) - others.max(axis=1) + 1) / 2
-
-
-def confident_issues(probabilities: Array, labels: Array) -> Array:
-    """The off-diagonal of the confident joint: examples that confidently belong to another class, (n,) booleans."""
-    sure = probabilities >= confident_thresholds(probabilities, labels) - 1e-6
-    guess = np.where(sure.sum(axis=1) > 1, probabilities.argmax(axis=1), sure.argmax(axis=1))
-    return sure.any(axis=1) & (guess != labels)
-
-
 def flagged(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """(n,) whether cleanlab finds an issue: as the package, it spares labels that the model itself would give."""
-    issues = torch.from_numpy(confident_issues(probabilities.double().numpy(), labels.numpy()))
-    return issues & (probabilities.argmax(1) != labels)
-
-
-def _own(probabilities: Array, labels: Array) -> Array:
-    return probabilities[np.arange(len(labels)), labels]
+    """(n,) whether cleanlab finds an issue."""
+    find = need("cleanlab.filter", to="finding label issues")
+    given = labels.numpy(), probabilities.double().numpy()
+    return torch.from_numpy(find.find_label_issues(*given, filter_by="confident_learning", n_jobs=1))

@@ -1,4 +1,4 @@
-"""Controls: what a weight of its own for every example is worth, and the last line of Algorithm 1 in noisy mode.
+"""Controls: what a weight of its own for every example is worth.
 
 Each control learns its weights as usual and applies other ones: those of other examples, or their mean. Those of the
 strong recipe put the mean weight of the batch, or that of another example, for v in
@@ -20,8 +20,6 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import generator
 from soseleto.methods.strong import Strong
 from soseleto.methods.teacher import SMALLEST
-from soseleto.pieces import Piece
-from soseleto.pieces.piece import Step
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -81,19 +79,3 @@ class ShuffledStrong(FrozenStrong):
 
     def weights(self, own: Tensor) -> Tensor:
         return own.roll(1, 0)
-
-
-@dataclass(frozen=True)
-class classifier_step(Piece):
-    """φ ← φ − λ_p (R α_b + ∂L_t/∂φ): Algorithm 1 to the letter where φˢ and φᵗ are one last layer.
-
-    The notebook has no such step: there the target acts through the weights alone.
-    """
-
-    slot = "gradients"
-
-    def update(self, value: dict[str, Tensor], state: Any, step: Step) -> dict[str, Tensor]:
-        assert step.passes is not None
-        *_, last = dict(step.task.model.named_parameters())
-        layer = last.rpartition(".")[0] + "."
-        return value | {n: g + step.passes.target_gradient[n] for n, g in value.items() if n.startswith(layer)}

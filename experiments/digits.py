@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -60,15 +60,12 @@ def as_the_authors_load(digits: Digits) -> Digits:
     """Every domain by its own constants, as floats that nothing standardises further."""
     sides = {name: getattr(digits, name) for name in ("source", "target", "heldout", "test", "unlabelled")}
     scaled = {
-        name: replace(side, inputs=_scaled(side.inputs, *SCALES["svhn" if name == "source" else "mnist"]))
+        name: replace(side, inputs=(side.inputs.float() / 255.0 - mean) / deviation)
         for name, side in sides.items()
+        for mean, deviation in [SCALES["svhn" if name == "source" else "mnist"]]
         if side is not None
     }
     return replace(digits, **scaled)
-
-
-def _scaled(images: Tensor, mean: float, std: float) -> Tensor:
-    return (images.float() / 255.0 - mean) / std
 
 
 def one_of_each(labels: Tensor, per_class: int, seed: int) -> Tensor:
@@ -115,19 +112,14 @@ def _some(examples: Examples, n: int | None, seed: int) -> Examples:
     return examples.subset(torch.randperm(len(examples), generator=generator(seed, f"{NAME}/source"))[:n])
 
 
-def all_digits(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
-    """SVHN 0-9."""
-    return _some(svhn(root), n, seed), None
-
-
-def low_digits(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
-    """SVHN 0-4."""
-    return _some(_low(root), n, seed), None
+def digits(seed: int, n: int | None, root: Root, *, low: bool) -> tuple[Examples, Tensor | None]:
+    """SVHN 0-9, or 0-4."""
+    return _some(_low(root) if low else svhn(root), n, seed), None
 
 
 def shuffled(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
     """SVHN 0-4 with the labels of one half permuted within that half; examples whose label became wrong are useless."""
-    clean = _some(_low(root), n, seed)
+    clean, _ = digits(seed, n, root, low=True)
     half = torch.randperm(len(clean), generator=generator(seed, f"{NAME}/shuffled"))[: len(clean) // 2]
     dealt = half[torch.randperm(len(half), generator=generator(seed, f"{NAME}/dealt"))]
     labels = clean.labels.clone()
@@ -137,17 +129,13 @@ def shuffled(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | N
 
 def with_grey_cifar(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
     """One half SVHN 0-4, the other half grey CIFAR-10 images as ten further classes, which are useless."""
-    digits = _low(root)
-    half = (len(digits) if n is None else n) // 2
-    digits, images = _some(digits, half, seed), _some(grey_cifar(root), half, seed)
-    assert digits.classes is not None
-    assert images.classes is not None
+    half = (len(_low(root)) if n is None else n) // 2
+    low, images = _some(_low(root), half, seed), _some(grey_cifar(root), half, seed)
     both = Examples(
-        torch.cat([digits.inputs, images.inputs]),
-        torch.cat([digits.labels, images.labels + len(digits.classes)]),
-        ids=tuple(f"svhn/{digits.id_of(i)}" for i in range(half))
-        + tuple(f"cifar/{images.id_of(i)}" for i in range(half)),
-        classes=digits.classes + images.classes,
+        torch.cat([low.inputs, images.inputs]),
+        torch.cat([low.labels, images.labels + len(low.classes)]),
+        ids=tuple(f"svhn/{low.id_of(i)}" for i in range(half)) + tuple(f"cifar/{images.id_of(i)}" for i in range(half)),
+        classes=low.classes + images.classes,
     )
     return both, torch.arange(2 * half) >= half
 
@@ -160,8 +148,8 @@ def _low(root: Root) -> Examples:
 
 
 SOURCES: Mapping[str, Callable[[int, int | None, Root], tuple[Examples, Tensor | None]]] = {
-    "0-4": low_digits,
-    "0-9": all_digits,
+    "0-4": partial(digits, low=True),
+    "0-9": partial(digits, low=False),
     "shuffled": shuffled,
     "grey-cifar": with_grey_cifar,
 }

@@ -97,11 +97,11 @@ def weights_file(model: str, root: str | Path | None = None) -> Path:
     return file
 
 
-def pretrained_network(file: Path, *, classes: int, size: int, batch_norm: str) -> nn.Module:
+def pretrained_network(file: Path, *, classes: int, size: int) -> nn.Module:
     """The network with the file's weights and a new classifier, behind what makes its input from images.
 
     Images are resized to ``size`` pixels a side, and values from 0 to 1 are put on a scale from -1 to 1, as in its
-    training on ImageNet. batch_norm: "fixed" uses the statistics of the file, "train" those of each batch
+    training on ImageNet. BatchNorm uses the statistics of the file.
     """
     state = need("safetensors.torch", to="reading weights").load_file(file)
     network = EfficientNetLite0()
@@ -110,8 +110,7 @@ def pretrained_network(file: Path, *, classes: int, size: int, batch_norm: str) 
     except RuntimeError as error:
         raise UsageError(f"{file} has other weights than EfficientNet-lite0: name another folder.") from error
     network._fc = nn.Linear(FEATURES, classes)
-    if batch_norm == "fixed":
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
     return ImageNetwork(network, Source(network, size, HALF, HALF))

@@ -1,27 +1,25 @@
 """Texts as inputs: tokens for a model that is fine-tuned, or its embeddings for a linear classifier of them.
 
-Tokens and embeddings are cached (``SOSELETO_CACHE``), by the content of the texts, the tokenizer and the weights.
+Embeddings are cached (``SOSELETO_CACHE``) by the content of the tokens; the first are compared with new ones.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.data import data_root
 from soseleto.data.examples import in_order
 from soseleto.data.text import TextExamples, TextPreparation, Tokenizer
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
 from soseleto.parallel.reducer import choose_device
-from soseleto.run_folder.files import aside
+from soseleto.run_folder.cache import CHECKED, kept_features
 
 _TOGETHER = 128  # texts per forward pass
 
@@ -46,18 +44,9 @@ def embeddings(texts: Sequence[str], folder: Path, max_tokens: int, device: str 
     """(N, width) float32 on the CPU: the mean of the last hidden states over the tokens of each text."""
     prepare = preparation(folder, max_tokens)
     tokens = prepare.tokens(texts)
-    file = _cache() / f"embeddings-{len(texts)}x{max_tokens}-{_key(tokens, folder)}.npy"
-    found = _cached(file, len(texts))
-    if found is None:
-        found = _embedded(tokens, prepare, folder, choose_device(device))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with aside(file) as unfinished, open(unfinished, "wb") as out:
-            np.save(out, found.numpy(), allow_pickle=False)
-    return found
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("SOSELETO_CACHE") or "~/.cache/soseleto/images").expanduser()
+    made = partial(_embedded, prepare=prepare, folder=folder, device=choose_device(device))
+    key = f"{folder.name}-{hashlib.sha256(tokens.numpy().tobytes()).hexdigest()}"
+    return torch.from_numpy(kept_features(key, lambda: made(tokens).numpy(), lambda: made(tokens[:CHECKED]).numpy()))
 
 
 def _embedded(tokens: Tensor, prepare: TextPreparation, folder: Path, device: torch.device) -> Tensor:
@@ -68,28 +57,3 @@ def _embedded(tokens: Tensor, prepare: TextPreparation, folder: Path, device: to
     with torch.no_grad():
         parts = [encoder(**prepare(some.to(device))).float().cpu() for some, _ in examples.read(pieces)]
     return in_order(pieces, parts)
-
-
-def _key(tokens: Tensor, folder: Path) -> str:
-    return hashlib.sha256(tokens.numpy().tobytes() + _fingerprint(folder)).hexdigest()
-
-
-@lru_cache(maxsize=2)
-def _fingerprint(folder: Path) -> bytes:
-    """Of the model's configuration and weights."""
-    files = sorted(file for pattern in ("config.json", "*.safetensors") for file in folder.glob(pattern))
-    if len(files) < 2:
-        raise DataError(f"{folder} has no weights (*.safetensors) beside config.json: name another folder.")
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.digest()
-
-
-def _cached(file: Path, count: int) -> Tensor | None:
-    """Of an earlier run; None where there is none, or it is damaged."""
-    try:
-        found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return torch.from_numpy(found) if found.ndim == 2 and len(found) == count else None

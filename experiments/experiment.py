@@ -32,6 +32,7 @@ class Run:
     """
 
     COLUMN: ClassVar[tuple[str, ...]]  # fields that tell the column of the table
+    FIXED: ClassVar[Mapping[str, Any]] = {}  # of the configurations in rows, what is no field any more
     NEWER: ClassVar[tuple[str, ...]] = ()  # fields that rows have only where they are used, since older rows lack them
 
     method: str
@@ -60,7 +61,7 @@ class Run:
 
     def heading(self) -> Row:
         """The entries of a row that are known before the run; of a model's folder, its name."""
-        config = {k: v for k, v in dataclasses.asdict(self).items() if v or k not in self.NEWER}
+        config = dict(self.FIXED) | {k: v for k, v in dataclasses.asdict(self).items() if v or k not in self.NEWER}
         if "model" in config:
             config["model"] = Path(config["model"]).name
         return {"method": self.method, "setting": self.column(), "seed": self.seed, "config": config}

@@ -1,8 +1,7 @@
-"""A language model fine-tuned for one task on a pool of mixed use: weights learned in the run, and other selections.
+"""A language model fine-tuned for one task on a pool of mixed use: weights learned in the run, and an oracle.
 
-SmolLM2-135M is trained for one pass over a pool (see ``language_pools``), in the same number of steps on every line;
-lines that choose before the training pass over what they chose several times. Measured is the loss per token of the
-answers to 1,319 test questions. The cost of choosing is not counted, in favour of the others.
+SmolLM2-135M is trained for one pass over a pool (see ``language_pools``), in the same number of steps on every line.
+Measured is the loss per token of the answers to 1,319 test questions.
 
     python -m experiments language --methods soseleto all right --set pool=few --out FILE
 """
@@ -11,13 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -25,47 +23,40 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from experiments.data import data_root
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, fields_of, line
-from experiments.language_pools import EXCHANGED, FOREIGN, KINDS, POOLS, RIGHT, Pool, Tokens, bm25
+from experiments.language_pools import EXCHANGED, FOREIGN, KINDS, POOLS, RIGHT, Pool, Tokens
 from experiments.language_pools import drawn as drawn_pool
 from experiments.measures import auroc
 from experiments.results import Row, table, with_count
 from experiments.training import drawn
-from soseleto import Selection, Soseleto, alignment
+from soseleto import Selection, Soseleto
 from soseleto.data import generator
 from soseleto.data.batches import Batch, TargetCycle
 from soseleto.integrations.huggingface import Join, default_loss, mean_embeddings
 from soseleto.parallel.reducer import choose_device
-from soseleto.pieces import (
-    chain,
-    from_features,
-    hold_when_vanished,
-    last_batch,
-    preconditioned,
-    scale_by_rms,
-)
-from soseleto.pieces.piece import Alignment, ParameterStates, Piece, State, Step
+from soseleto.pieces import from_features, preconditioned
+from soseleto.pieces.piece import State
 from soseleto.task.task import Task
 
 NAME = "language"
 WARM_UP = 5  # steps
-CHOSEN = 0.1  # of the pool, by the lines that choose before the training
 TINY = "tiny"  # random weights, bytes as tokens
 MEASURED = 64  # texts in a pass without gradient
+Trained = tuple[nn.Module, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
-    """base: "fixed" (weights known beforehand), "chosen" (the best of the pool by ``criterion``) or "learned"
-    adapter: "full", or "lora" of rank 16 on all linear layers
+    """base: "fixed" (weights known beforehand) or "learned"; criterion: which weights
+    adapter: "full", all parameters are trained
     part: of the pool's size, for tests; epochs: passes over the pool
     """
 
     COLUMN = ("pool", "adapter")
+    FIXED: ClassVar = {"share": 0.1}
 
     pool: str
-    adapter: str
+    adapter: str = "full"
     criterion: str = ""
-    share: float = CHOSEN
     epochs: int = 1
     batch_size: int = 64
     target_batch_size: int = 16
@@ -78,21 +69,6 @@ class Config(Run):
 
 
 @dataclass(frozen=True)
-class with_own_alignment(from_features):
-    """The example's own alignment in this very step counts as much as what its features let expect; two passes."""
-
-    def before(self, rows: Tensor, state: State, source: Batch, task: Task) -> None:
-        super().before(rows, state, source, task)
-        state["weights"] = rows[0].clone()
-
-    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
-        value = super().update(value, state, step)
-        of_squares, total = state["sums"].unbind()
-        wanted = (value.q * total / of_squares).clamp(0.0, 1.0) if bool(of_squares > 0) else state["weights"]
-        return replace(value, gate=1.0, evidence=(wanted - state["weights"]).to(value.q.dtype))
-
-
-@dataclass(frozen=True)
 class shuffled_from_features(from_features):
     """The control: every example has the weight of another one of its batch, whose order is random."""
 
@@ -101,53 +77,11 @@ class shuffled_from_features(from_features):
         rows[0].copy_(rows[0].roll(1))
 
 
-@dataclass(frozen=True)
-class better_half(Piece):
-    """As GREATS does to first order: the half of the batch with the larger alignments has weight 1, the rest 0."""
-
-    slot = "alignment"
-
-    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
-        kept = value.q > value.q.median()
-        return replace(value, evidence=torch.where(kept, 1.0, -1.0).to(value.q.dtype))
-
-
-SIZED = chain(scale_by_rms(), hold_when_vanished())
-METHODS: Mapping[str, Soseleto] = {
-    "features": Soseleto(direction=preconditioned(), alignment=from_features()),
-    "features, plain": Soseleto(alignment=from_features()),
-    "features, own": Soseleto(
-        direction=preconditioned(), alignment=with_own_alignment(), weights_first=True, weight_step=1.0
-    ),
-    "features, shuffled": Soseleto(direction=preconditioned(), alignment=shuffled_from_features()),
-    "after": Soseleto(direction=preconditioned(), alignment=SIZED, weight_step=5.0),
-    "first": Soseleto(
-        direction=preconditioned(), alignment=SIZED, weight_step=1.0, initial_weight=0.5, weights_first=True
-    ),
-    "greats": Soseleto(
-        direction=last_batch(), alignment=better_half(), weight_step=1.0, initial_weight=0.5, weights_first=True
-    ),
-}
 LINES: Lines = {
     "all": line("unweighted", "fixed", criterion="all"),
     "right": line("oracle: right ones only, in the same batches", "fixed", criterion="right"),
-    "topic": line("oracle: right and exchanged ones, in the same batches", "fixed", criterion="topic"),
     "soseleto": line("**SOSELETO**", "learned", criterion="features"),
     "soseleto_shuffled": line("… weights shuffled", "learned", criterion="features, shuffled"),
-    "soseleto_plain": line("… without Adam's scaling", "learned", criterion="features, plain"),
-    "soseleto_own": line("… with the example's own alignment in the same step", "learned", criterion="features, own"),
-    "soseleto_after": line("… without features, weights after the visit", "learned", criterion="after"),
-    "soseleto_first": line("… without features, weights before the step", "learned", criterion="first"),
-    "greats": line("GREATS-like: the better half of each batch", "learned", criterion="greats"),
-    "similarity": line("weights by similarity to the target (ADAPT-like)", "fixed", criterion="similarity"),
-    "random": line("random 10 %", "chosen", criterion="random"),
-    "balanced": line("10 %, balanced by source file", "chosen", criterion="balanced"),
-    "shortest": line("shortest 10 %", "chosen", criterion="shortest"),
-    "longest": line("longest 10 %", "chosen", criterion="longest"),
-    "bm25": line("BM25, best 10 %", "chosen", criterion="bm25"),
-    "embeddings": line("the model's embeddings (RDS+), best 10 %", "chosen", criterion="embeddings"),
-    "loss": line("smallest loss, 10 %", "chosen", criterion="loss"),
-    "less": line("LESS-like: alignments after a warm-up, best 10 %", "chosen", criterion="less"),
 }
 SMALL: Mapping[str, Any] = {"model": TINY, "part": 0.02, "batch_size": 16, "target_batch_size": 4, "max_tokens": 96,
                             "precision": "float32", "lr": 3e-3}  # fmt: skip
@@ -158,7 +92,7 @@ def configuration(method: str, *, seed: int = 0, small: bool = False, **changes:
 
 
 def cells(seed: int) -> list[Cell]:
-    return [(name, {"pool": pool, "adapter": "full"}) for pool in POOLS for name in LINES]
+    return [(name, {"pool": pool}) for pool in POOLS for name in LINES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,16 +133,10 @@ def network(run: Config, root: Root, device: torch.device) -> nn.Module:
     if run.model == TINY:
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         with drawn(run.seed, "language/network"):
-            made: Any = LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes))
+            made = LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes))
     else:
         made = AutoModelForCausalLM.from_pretrained(folder(run.model, root), dtype=torch.float32)
-    if run.adapter == "lora":
-        import peft
-
-        with drawn(run.seed, "language/adapter"):
-            made = peft.get_peft_model(made, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-    model: nn.Module = made.to(device)
-    return model.train()
+    return made.to(device).train()
 
 
 def measure(run: Config, data: Prepared, root: Root, device: str) -> Row:
@@ -217,33 +145,26 @@ def measure(run: Config, data: Prepared, root: Root, device: str) -> Row:
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    found = RUNS[run.base](training)
+    model, learned, scores = getattr(training, run.base)()
     seconds = time.perf_counter() - begin
     kinds = data.pool.kinds
-    weights = {KINDS[k]: round(float(found.weights[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
+    weights = {KINDS[k]: round(float(learned[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
     row: Row = {"tokens_per_second": training.tokens / seconds, "steps": training.steps, "weights": weights}
-    if found.scores is not None:
+    if scores is not None:
         for kind in (EXCHANGED, FOREIGN):
             among = (kinds == RIGHT) | (kinds == kind)
             if bool((kinds == kind).any()):
-                row[f"auroc_{KINDS[kind]}"] = round(auroc(found.scores[among], kinds[among] == kind), 4)
+                row[f"auroc_{KINDS[kind]}"] = round(auroc(scores[among], kinds[among] == kind), 4)
     if place.type == "cuda":
         row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    row["heldout_nll"] = training.nll(found.model, data.heldout)
-    return row if run.select else {**row, "nll": training.nll(found.model, data.test)}
-
-
-@dataclass(frozen=True)
-class Found:
-    """A trained model; weights and scores of the pool, the higher the better."""
-
-    model: nn.Module
-    weights: Tensor
-    scores: Tensor | None
+    row["heldout_nll"] = training.nll(model, data.heldout)
+    return row if run.select else {**row, "nll": training.nll(model, data.test)}
 
 
 @dataclass
 class Training:
+    """``fixed`` and ``learned`` return a trained model, weights, and scores: the higher, the better."""
+
     run: Config
     data: Prepared
     make: Callable[[], nn.Module]
@@ -251,11 +172,12 @@ class Training:
     tokens: int = 0
     steps: int = 0
 
-    def fixed(self, weights: Tensor, model: nn.Module | None = None, steps: int | None = None) -> nn.Module:
-        """Steps with weights known beforehand, as many as passes over the pool have, less those of weight 0 alone."""
-        model = model or self.make()
+    def fixed(self) -> Trained:
+        kinds = self.data.pool.kinds
+        weights = torch.ones(len(kinds)) if self.run.criterion == "all" else (kinds == RIGHT).float()
+        model = self.make()
         optimizer, schedule = self._optimizer(model)
-        for index in self._batches(torch.arange(len(weights)), steps):
+        for index in self._batches():
             alpha = weights[index].to(self.device)
             if bool(alpha.any()):
                 losses = self._losses(model, self._source(index))
@@ -263,106 +185,50 @@ class Training:
                 optimizer.step()
                 optimizer.zero_grad()
             schedule.step()
-        self._optimizer_of = optimizer
-        return model
+        return model, weights, None
 
-    def chosen(self, places: Tensor) -> nn.Module:
-        """Steps on these examples alone, again and again, as many as a pass over the pool has."""
-        model = self.make()
+    def learned(self) -> Trained:
+        model, n, target = self.make(), len(self.data.source), self.data.target
         optimizer, schedule = self._optimizer(model)
-        for index in self._batches(places):
-            self._losses(model, self._source(index)).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        return model
-
-    def learned(self, method: Soseleto) -> Found:
-        model = self.make()
-        optimizer, schedule = self._optimizer(model)
-        loss, n = default_loss(model), len(self.data.source)
-        by_features = isinstance(method.alignment, from_features)
+        piece = from_features() if self.run.criterion == "features" else shuffled_from_features()
         selection = Selection(
             model,
             n_source=n,
-            loss=loss,
-            features=mean_embeddings(model) if by_features else None,
-            method=method,
+            loss=default_loss(model),
+            features=mean_embeddings(model),
+            method=Soseleto(direction=preconditioned(), alignment=piece),
             optimizer=optimizer,
             join=Join(0),
         )
-        cycle = TargetCycle(
-            len(self.data.target), min(self.run.target_batch_size, len(self.data.target)), self.run.seed
-        )
-        for step, index in enumerate(self._batches(torch.arange(n))):
-            target = self.data.target.batch(cycle(step).tolist(), self.device)
+        cycle = TargetCycle(len(target), min(self.run.target_batch_size, len(target)), self.run.seed)
+        for step, index in enumerate(self._batches()):
+            of_target = target.batch(cycle(step).tolist(), self.device)
             with self._autocast():
-                selection.backward(self._source(index), target, index=index)
+                selection.backward(self._source(index), of_target, index=index)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        return Found(model, selection.weights, selection.scores)
+        return model, selection.weights, selection.scores
 
+    @torch.no_grad()
     def nll(self, model: nn.Module, tokens: Tokens) -> float:
         """The loss per token of the answers."""
-        losses, counts = self.losses_of(model, tokens)
-        return float((losses * counts).sum() / counts.sum())
-
-    @torch.no_grad()
-    def losses_of(self, model: nn.Module, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """The mean loss of every text, and its number of tokens with a label."""
-        losses, counts = [], []
+        total, count = 0.0, 0
         for places in torch.arange(len(tokens)).split(MEASURED):
             batch = tokens.batch(places.tolist(), self.device)
-            losses.append(self._losses(model.eval(), batch).double().cpu())
-            counts.append((batch["labels"][:, 1:] >= 0).sum(1).cpu())
-        model.train()
-        return torch.cat(losses), torch.cat(counts)
+            of_texts = (batch["labels"][:, 1:] >= 0).sum(1)
+            total += float((self._losses(model.eval(), batch).double() * of_texts).sum())
+            count += int(of_texts.sum())
+        return total / count
 
-    @torch.no_grad()
-    def embeddings(self, tokens: Tokens) -> Tensor:
-        """Of every text, the mean of the last hidden states, later tokens weighing more, at length 1 (RDS+)."""
-        model, found = self.make().eval(), []
-        for places in torch.arange(len(tokens)).split(MEASURED):
-            batch = tokens.batch(places.tolist(), self.device)
-            with self._autocast():
-                hidden = model(
-                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
-                ).hidden_states[-1]
-            weights = batch["attention_mask"].cumsum(1) * batch["attention_mask"]
-            found.append(F.normalize(torch.einsum("bl,bld->bd", weights.float(), hidden.float()), dim=1).cpu())
-        return torch.cat(found)
-
-    def alignments(self) -> Tensor:
-        """Of the pool with the target's mean gradient as Adam scales it, after a warm-up on a twentieth of the pool."""
-        steps = max(1, len(self.data.source) // self.run.batch_size // 20)
-        model = self.fixed(torch.ones(len(self.data.source)), steps=steps)
-        direction: dict[str, Tensor] = {}
-        for places in torch.arange(len(self.data.target)).split(self.run.target_batch_size):
-            losses = self._losses(model, self.data.target.batch(places.tolist(), self.device))
-            losses.sum().backward()
-        for name, p in model.named_parameters():
-            if p.grad is not None:
-                kept = ParameterStates(self._optimizer_of, model).of(name)
-                assert kept is not None
-                scale = kept.state["exp_avg_sq"].sqrt() + kept.group["eps"]
-                direction[name] = p.grad.detach() / scale
-                p.grad = None
-        found = []
-        for places in torch.arange(len(self.data.source)).split(self.run.batch_size):
-            _, q = alignment(model, self._losses, self._source(places), direction)
-            found.append(q.cpu())
-        return torch.cat(found)
-
-    def _batches(self, places: Tensor, steps: int | None = None) -> Sequence[Tensor]:
-        """Random batches of these places, pass after pass, as many as the pool has in the run's epochs."""
-        size = self.run.batch_size
-        wanted = steps or self.run.epochs * max(1, len(self.data.source) // size)
+    def _batches(self) -> Sequence[Tensor]:
+        """Random batches, pass after pass over the pool."""
+        n, size = len(self.data.source), self.run.batch_size
+        steps = self.run.epochs * max(1, n // size)
         order: list[Tensor] = []
-        while sum(map(len, order)) < wanted * size:
-            shuffled = torch.randperm(len(places), generator=generator(self.run.seed, "language/order", len(order)))
-            order.append(places[shuffled])
-        return torch.cat(order)[: wanted * size].split(size)
+        while sum(map(len, order)) < steps * size:
+            order.append(torch.randperm(n, generator=generator(self.run.seed, "language/order", len(order))))
+        return torch.cat(order)[: steps * size].split(size)
 
     def _source(self, index: Tensor) -> dict[str, Tensor]:
         batch = self.data.source.batch(index.tolist(), self.device)
@@ -385,72 +251,6 @@ class Training:
         return optimizer, LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
 
 
-def fixed(training: Training) -> Found:
-    kinds = training.data.pool.kinds
-    weights, scores = torch.ones(len(kinds)), None
-    if training.run.criterion == "similarity":
-        scores = _similarity(training)
-        weights = torch.sigmoid((scores - scores.mean()) / scores.std())
-    elif training.run.criterion != "all":
-        weights = (kinds == RIGHT).float()
-        if training.run.criterion == "topic":
-            weights = (kinds != FOREIGN).float()
-    return Found(training.fixed(weights), weights, scores)
-
-
-def chosen(training: Training) -> Found:
-    scores = CRITERIA[training.run.criterion](training).float()
-    count = max(1, round(training.run.share * len(scores)))
-    places = scores.argsort(descending=True)[:count]
-    weights = torch.zeros(len(scores)).index_fill_(0, places, 1.0)
-    return Found(training.chosen(places), weights, scores)
-
-
-def learned(training: Training) -> Found:
-    return training.learned(METHODS[training.run.criterion])
-
-
-RUNS: Mapping[str, Callable[[Training], Found]] = {"fixed": fixed, "chosen": chosen, "learned": learned}
-
-
-def _similarity(training: Training) -> Tensor:
-    """The cosine of every text and the target's mean."""
-    return training.embeddings(training.data.source) @ training.embeddings(training.data.target).mean(0)
-
-
-def _nearest(training: Training) -> Tensor:
-    """The cosine of every text and the target example that it is most like."""
-    return (training.embeddings(training.data.source) @ training.embeddings(training.data.target).T).amax(1)
-
-
-def _random(training: Training) -> Tensor:
-    return torch.rand(len(training.data.source), generator=generator(training.run.seed, "language/random"))
-
-
-def _balanced(training: Training) -> Tensor:
-    """Random numbers, higher for files of few texts, so that as many come from each."""
-    files, scores = training.data.pool.files, _random(training)
-    for name in set(files):
-        mine = torch.tensor([one == name for one in files])
-        scores[mine] = -scores[mine].argsort().argsort().float()  # the k-th of every file, before all k+1-th
-    return scores
-
-
-def _lengths(training: Training) -> Tensor:
-    return torch.tensor([len(ids) for ids in training.data.source.ids], dtype=torch.float32)
-
-
-CRITERIA: Mapping[str, Callable[[Training], Tensor]] = {
-    "random": _random,
-    "balanced": _balanced,
-    "shortest": lambda training: -_lengths(training),
-    "longest": _lengths,
-    "bm25": lambda training: bm25(training.data.pool.target, training.data.pool.source),
-    "embeddings": _nearest,
-    "loss": lambda training: -training.losses_of(training.make(), training.data.source)[0],
-    "less": Training.alignments,
-}
-
 EXPERIMENT = Experiment(NAME, LINES, 3, configuration, cells, data, measure)
 
 COLUMNS = {
@@ -460,37 +260,35 @@ COLUMNS = {
 }
 
 
-def loss_table(rows: Sequence[Row], adapter: str = "full") -> str:
+def loss_table(rows: Sequence[Row]) -> str:
     """Loss per token of the answers to the test questions, times 100."""
     found = [{**row, "value": 100.0 * row["nll"]} for row in rows if "nll" in row]
-    return _table(found, adapter)
+    return _table(found)
 
 
-def closed_table(rows: Sequence[Row], adapter: str = "full") -> str:
-    """Percent of the way from "unweighted" to the oracle that a line goes, in the same draw."""
-    losses = {
-        (r["method"], r["setting"]["pool"], r["setting"]["adapter"], r["seed"]): r["nll"] for r in rows if "nll" in r
-    }
+def closed_table(rows: Sequence[Row]) -> str:
+    """Percent of the way from "unweighted" to "right ones only" that a line goes, in the same draw."""
+    losses = {(r["method"], r["setting"]["pool"], r["seed"]): r["nll"] for r in rows if "nll" in r}
     found = []
     for row in rows:
-        of_draw = [losses.get((name, *row["setting"].values(), row["seed"])) for name in ("all", "right")]
+        of_draw = [losses.get((name, row["setting"]["pool"], row["seed"])) for name in ("all", "right")]
         if "nll" in row and row["method"] not in ("all", "right") and None not in of_draw:
             worst, best = of_draw
             found.append({**row, "value": 100.0 * (worst - row["nll"]) / (worst - best)})  # type: ignore[operator]
-    return _table(found, adapter)
+    return _table(found)
 
 
-def auroc_table(rows: Sequence[Row], kind: str, adapter: str = "full") -> str:
+def auroc_table(rows: Sequence[Row], kind: str) -> str:
     """100·AUROC of right ones against those of another kind, by score."""
     name = f"auroc_{kind}"
-    return _table([{**row, "value": 100.0 * row[name]} for row in rows if name in row], adapter)
+    return _table([{**row, "value": 100.0 * row[name]} for row in rows if name in row])
 
 
-def _table(rows: Sequence[Row], adapter: str) -> str:
+def _table(rows: Sequence[Row]) -> str:
     return table(
         rows,
         methods={name: title for name, (title, _) in LINES.items()},
-        settings={title: {"pool": pool, "adapter": adapter} for pool, title in COLUMNS.items()},
+        settings={title: {"pool": pool, "adapter": "full"} for pool, title in COLUMNS.items()},
         show=with_count(EXPERIMENT.seeds),
     )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +36,10 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """source: the pool, each with its kind and the file it came from; the others are of the task alone."""
+    """source: the pool, each with its kind; the others are of the task alone."""
 
     source: list[Text]
     kinds: Tensor
-    files: list[str]
     target: list[Text]
     heldout: list[Text]
     test: list[Text]
@@ -52,7 +49,7 @@ def drawn(name: str, seed: int, root: str | Path | None = None, *, part: float =
     """A draw of a pool; ``part`` of its size, and of the others', for tests."""
     folder = data_root(root) / "text"
     sums = [Text(one["question"], one["answer"]) for one in _lines(folder / "gsm8k_train.jsonl")]
-    others = {name: [_instruction(one) for one in _json(folder / f"{name}.json")] for name in FILES}
+    others = [_instruction(one) for name in FILES for one in json.loads(_read(folder / f"{name}.json"))]
     counts = [round(part * count) for count in POOLS[name]]
     n_target, n_heldout = (math.ceil(part * n) for n in (N_TARGET, N_HELDOUT))
     sums = _shuffled(sums, seed, "language/sums")
@@ -60,15 +57,12 @@ def drawn(name: str, seed: int, root: str | Path | None = None, *, part: float =
     target, heldout, right, exchanged = (sums[sum(cut[:i]) : sum(cut[: i + 1])] for i in range(len(cut)))
     answers = [text.answer for text in exchanged]
     exchanged = [Text(text.question, answer) for text, answer in zip(exchanged, answers[1:] + answers[:1], strict=True)]
-    foreign = _shuffled([(t, name) for name, texts in others.items() for t in texts], seed, "language/foreign")
-    foreign = foreign[: counts[FOREIGN]]
-    everything = [(text, "gsm8k") for text in right + exchanged] + foreign
+    foreign = _shuffled(others, seed, "language/foreign")[: counts[FOREIGN]]
     kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
     test = [Text(one["question"], one["answer"]) for one in _lines(folder / "gsm8k_test.jsonl")]
     return Pool(
-        source=[text for text, _ in everything],
+        source=right + exchanged + foreign,
         kinds=torch.tensor(kinds),
-        files=[name for _, name in everything],
         target=target,
         heldout=heldout,
         test=test[: math.ceil(part * len(test))],
@@ -108,28 +102,6 @@ class Tokens:
         return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
-def bm25(queries: Sequence[Text], texts: Sequence[Text], k: float = 1.5, b: float = 0.75) -> Tensor:
-    """The mean BM25 score of every text for the queries' words (Robertson and Zaragoza, 2009)."""
-    documents = [Counter(_words(text)) for text in texts]
-    asked = Counter(word for text in queries for word in _words(text))
-    found = Counter(word for document in documents for word in document)
-    n, lengths = len(documents), [sum(document.values()) for document in documents]
-    mean = sum(lengths) / n
-    scores = []
-    for document, length in zip(documents, lengths, strict=True):
-        score = 0.0
-        for word, count in document.items():
-            if word in asked:
-                rarity = math.log(1.0 + (n - found[word] + 0.5) / (found[word] + 0.5))
-                score += asked[word] * rarity * count * (k + 1.0) / (count + k * (1.0 - b + b * length / mean))
-        scores.append(score / len(queries))
-    return torch.tensor(scores)
-
-
-def _words(text: Text) -> list[str]:
-    return re.findall(r"\w+", f"{text.question} {text.answer}".lower())
-
-
 def _instruction(one: dict[str, str]) -> Text:
     return Text(f"{one['instruction']}\n{one['input']}".strip(), one["output"])
 
@@ -140,11 +112,6 @@ def _shuffled(items: list[Any], seed: int, purpose: str) -> list[Any]:
 
 def _lines(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in _read(path).splitlines()]
-
-
-def _json(path: Path) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(_read(path))
-    return found
 
 
 def _read(path: Path) -> str:

@@ -37,7 +37,6 @@ def _accuracy(sides: Sequence[Examples], data: Sides) -> Row:
 
 def _on_right_labels(data: Sides, seed: int) -> Row:
     """The given labels are ranked by probabilities that come from the right labels of other examples."""
-    assert data.truth is not None
     known = data.truth != measures.UNKNOWN
     truth, given = data.truth[known], data.source.labels[known]
     checked = replace(data.source.subset(known), labels=truth)

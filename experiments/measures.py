@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from experiments.results import Row
@@ -104,20 +105,9 @@ def _percent(share: float) -> float | None:
 
 
 def auroc(trust: Tensor, wrong: Tensor) -> float:
-    """The probability that a right label is trusted more than a wrong one; a tie counts half.
-
-    The Mann-Whitney statistic by mid-ranks: (R − n(n+1)/2)/(n·m) for n right and m wrong labels, with R the sum of the
-    ranks of the right ones.
-
-    >>> auroc(torch.tensor([0.9, 0.8, 0.3, 0.3]), torch.tensor([False, False, True, False]))
-    0.8333333333333334
-    """
+    """The probability that a right label is trusted more than a wrong one; a tie counts half."""
     trust, wrong = _checked(trust, wrong)
-    _, place, counts = trust.unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    ranks = (last - (counts - 1).double() / 2)[place]  # tied examples share the mean of their ranks
-    right = int((~wrong).sum())
-    return float((ranks[~wrong].sum() - right * (right + 1) / 2) / (right * (len(wrong) - right)))
+    return float(roc_auc_score(~wrong, trust))
 
 
 def precision_at_errors(trust: Tensor, wrong: Tensor) -> float:

@@ -11,9 +11,9 @@ embeddings, which a CPU can do. Accuracy is that of the last epoch on the test t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from experiments import cleanlab, encoding, logistic, measures, news
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
-from experiments.row_views import FeatureViews
 from experiments.settings import make_method
 from experiments.training import accuracies, autocast, drawn, train
 from soseleto.data import Examples, Preprocess
+from soseleto.data.batches import ExampleRandom
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.defaults import (
@@ -57,13 +57,12 @@ class Config(Run):
     noise: which news; n_trusted: trusted texts
     encoder: "trained", fine-tuned with a new linear classifier, or "frozen", a linear classifier of its embeddings
     model: the folder of the pretrained model, or its name below ``ROOT/pretrained``; max_tokens: of a text
-    precision: "auto" is bfloat16 for a model that is fine-tuned on a GPU, otherwise float32
     probes: the share of the trusted texts, or "auto", that is planted among the source to calibrate suspects
-    labels_before: whether probes get the labels that the trusted texts had before they were checked
     folds: cleanlab by cross-validation with this many folds; the model is trained on the texts that it keeps
     """
 
     COLUMN = ("noise", "n_trusted", "encoder")
+    FIXED: ClassVar = {"labels_before": True, "precision": "auto"}
 
     noise: str
     n_trusted: int
@@ -72,9 +71,7 @@ class Config(Run):
     max_tokens: int = 64
     target_batch_size: int = 32
     optimizer: str
-    precision: str = "auto"
     probes: float | str = 0.0
-    labels_before: bool = True
     folds: int = 0
 
 
@@ -219,11 +216,9 @@ def method_of(config: Config, model: nn.Module) -> Method:
 
 def model_of(config: Config, texts: Texts, root: Root = None) -> nn.Module:
     """The linear classifier, behind the pretrained model if that is trained."""
-    assert texts.source.classes is not None
     classes = len(texts.source.classes)
     with drawn(config.seed, f"{NAME}/model"):
         if config.encoder == "frozen":
-            assert isinstance(texts.source.inputs, Tensor)
             return nn.Linear(texts.source.inputs.shape[1], classes)
         return make_text_model(f"hf:{encoding.model_folder(config.model, root)}", "noisy", classes=classes)
 
@@ -255,16 +250,15 @@ def measured(config: Any, sides: Any, train_on: Callable[..., Result], name: str
 def trained(config: Config, texts: Texts, root: Root, device: str, signals: Signals | None = None) -> Result:
     """One training by the configuration's method, with its optimizer and schedule."""
     model = model_of(config, texts, root)
-    fine_tuned = config.encoder == "trained" or config.precision != "auto"
     return train(
         config,
         model,
-        texts if config.labels_before else replace(texts, before=None),
+        texts,
         method=method_of(config, model),
         signals=signals,
         optimizer=OPTIMIZERS[config.optimizer],
         inputs=Inputs(augment=_views(config, texts), standardize=texts.preparation),
-        compute=Compute(dtype=autocast(config.precision, device) if fine_tuned else None),
+        compute=Compute(dtype=autocast("auto", device) if config.encoder == "trained" else None),
         device=device,
     )
 
@@ -275,6 +269,29 @@ def _views(config: Config, texts: Texts) -> AnyViews | None:
         return None
     kind = kind_of_inputs(texts.source)
     return FeatureViews(missing=Preprocess.of(texts.source.inputs).mean) if kind == "rows" else views_for(kind)
+
+
+@dataclass(frozen=True)
+class FeatureViews(AnyViews):
+    """Views of rows of numbers (N, D).
+
+    The weak view is the row itself. In a strong view some values are replaced by the source's mean of that number.
+
+    drop: the probability that a value is dropped
+    count: strong views of every row, each with its own draws
+    missing: (D,) what stands for a missing value
+    """
+
+    drop: float = 0.4
+    count: int = 2
+    missing: tuple[float, ...] = field(default=(), repr=False)
+    made_of, wanted = "rows", "views of rows are made of numbers (D,)"
+
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
+        missing = torch.tensor(self.missing, dtype=inputs.dtype, device=inputs.device)
+        numbers = random.uniform(self.count * len(self.missing)).view(self.count, -1, len(inputs))
+        dropped = (numbers < self.drop).transpose(1, 2)  # (count, N, D)
+        return inputs, *(torch.where(mask, missing, inputs) for mask in dropped)
 
 
 EXPERIMENT = Experiment(NAME, LINES, 5, configuration, cells, data, measure)

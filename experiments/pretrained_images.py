@@ -31,7 +31,6 @@ from soseleto.data import Augment, Preprocess
 from soseleto.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, STANDARD_ERRORS, TARGET_SHARE, few_weight_step
 from soseleto.errors import UsageError
 from soseleto.methods import Signals
-from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.reducer import choose_device
 from soseleto.task.optimizers import adamw
 from soseleto.training.options import Compute, Inputs
@@ -49,13 +48,13 @@ class Config(Run):
     n_trusted: trusted images
     model: the folder of the pretrained network, or its name below ``ROOT/pretrained``
     size: pixels a side at which the network runs; crop: pixels of 32 by which images are shifted at most
-    batch_norm: "fixed" keeps the statistics of ImageNet; "train" takes each batch's
     precision: "auto" is bfloat16 on a GPU, otherwise float32; cuda_graph: replay recorded steps on a GPU
     probes: the share of the trusted images, or "auto", that is planted among the source to calibrate suspects
     folds: cleanlab by cross-validation with this many folds; the network is trained on the images that it keeps
     """
 
     COLUMN = ("noise", "size", "n_trusted")
+    FIXED: ClassVar = {"batch_norm": "fixed"}
     mlc: ClassVar[bool] = False  # the protocol of ``cifar10_deep.data``
 
     noise: str = NOISE
@@ -63,7 +62,6 @@ class Config(Run):
     model: str = "efficientnet-lite0"
     size: int = 96
     crop: int = 4
-    batch_norm: str = "fixed"
     epochs: int = EPOCHS
     batch_size: int = 256
     target_batch_size: int = 32
@@ -77,9 +75,8 @@ class Config(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("batch_norm", BATCH_NORM), ("noise", cifar10_deep.HUMAN)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
+        if self.noise not in cifar10_deep.HUMAN:
+            raise UsageError(f"noise must be one of {', '.join(cifar10_deep.HUMAN)}, got {self.noise!r}.")
 
 
 # What ``fit`` chooses for this network: many labels are wrong, and it has convolutions. Where few are, it is FEW.
@@ -127,7 +124,7 @@ def model_of(config: Config, root: Root, device: str) -> nn.Module:
     """The network, its new classifier drawn by the seed."""
     file = weights_file(config.model, root)
     with drawn(config.seed, f"{NAME}/model"):
-        model = pretrained_network(file, classes=10, size=config.size, batch_norm=config.batch_norm)
+        model = pretrained_network(file, classes=10, size=config.size)
     return for_images(model, device)
 
 
@@ -146,7 +143,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
 def features(config: Config, images: Tensor, root: Root, device: str) -> Tensor:
     """(N, F) of the network as ImageNet left it, on the CPU; images are neither moved nor flipped."""
     model, at = model_of(config, root, device), choose_device(device)
-    assert isinstance(model, ImageNetwork)
     model.network._fc = nn.Identity()
     model.eval().to(at)
     with torch.no_grad():

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, seed_for
 from soseleto.data.batches import ExampleRandom
-from soseleto.data.feeding import Prepare
 from soseleto.pieces import target_share
 from soseleto.task.task import Method
 from soseleto.training.fit import fit
@@ -64,7 +63,6 @@ def fit_unlabelled(
     arguments: those that the result's ``fit`` had; augmentation, optimizer and schedule of the rounds are the same
     """
     classifier = nn.Sequential(result.model.trunk, result.model.target_head)
-    assert isinstance(result.prepare, Prepare)
     _, augment = arguments["inputs"].augment  # the target's, since the unlabelled examples are like the target
     kept = ("target_batch_size", "optimizer", "device")
     common = {name: arguments[name] for name in kept} | {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights, classifier_step
+from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights
 from experiments.methods import METHODS
 from experiments.methods.divide_mix import DivideMix
 from experiments.methods.fixmatch import FixMatch
@@ -16,7 +16,6 @@ from soseleto.algorithm import Soseleto
 from soseleto.defaults import LAST_LAYER
 from soseleto.methods import Strong
 from soseleto.pieces import (
-    Piece,
     beyond_noise,
     chain,
     hold_when_vanished,
@@ -38,7 +37,6 @@ NAMED: Mapping[str, Any] = {
     **METHODS,
     **{method.name: method for method in BY_FIELDS},
     "paper": Soseleto.paper,
-    "paper_to_the_letter": lambda: replace(Soseleto.paper(), gradients=classifier_step()),
 }
 
 
@@ -67,15 +65,12 @@ def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
     ]
     share = given.pop("target_share", 0.0)
     normalize, doubt = given.pop("normalize_weights", True), given.pop("doubt_labels", False)
+    last = given.pop("last_layer", False)
     return method(
         direction=running_mean(average, layers=layers) if average else last_batch(layers),
         alignment=chain(*alignment),
         source_loss=label_doubt(normalize) if doubt else normalized() if normalize else mean(),
         gradients=chain(*([target_share(share)] if share else [])),
-        scores=pooled_by_class() if given.pop("pool_classes", False) else _last_layer(given.pop("last_layer", False)),
+        scores=pooled_by_class() if given.pop("pool_classes", False) else LAST_LAYER if last else None,
         **given,
     )
-
-
-def _last_layer(wanted: bool) -> Piece | None:
-    return LAST_LAYER if wanted else None

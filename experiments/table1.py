@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from experiments import cleanlab, measures
-from experiments.data import load
+from experiments.data import LABEL_SETS, load
 from experiments.experiment import Cell, Experiment, Lines, Root, Run, Sides, check_noise, fields_of, line
 from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
@@ -53,7 +52,6 @@ class Config(Run):
     """noise: the share of flipped labels, or a label set of CIFAR-10N
     labels: "noisy", or for the oracle "corrected"
     n_clean: clean images, of which n_heldout are held out of training; the remaining train split is the source
-    size: side of the images, 32 or averaged down to 16
     adam: Adam in place of SGD with momentum 0.9
     precision: "bfloat16" runs the network under autocast; micro_batch_size: maximum examples per forward pass
     early_stopping: keep the model of the epoch that is best on the held-out images
@@ -63,13 +61,13 @@ class Config(Run):
     """
 
     COLUMN = ("noise",)
+    FIXED: ClassVar = {"size": 32}
     NEWER = ("probes", "folds", "micro_batch_size", "adam")
 
     noise: float | str = 0.4
     labels: str = "noisy"
     n_clean: int = 5000
     model: str = "quick"
-    size: int = 32
     epochs: int = 60
     batch_size: int = 256
     target_batch_size: int = 32
@@ -113,7 +111,6 @@ PRINTED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "mixed": ("noisy and clean mixed", "mixed", {}),
     "soseleto_as_printed": ("SOSELETO, `Soseleto.paper()`", "paper", {}),
     "soseleto_as_printed_frozen": ("SOSELETO, weights frozen at 0.5", "paper", {"weight_step": None}),
-    "soseleto_to_the_letter": ("SOSELETO, the classifier steps on L_t too", "paper_to_the_letter", {}),
 }
 PAPER_LINES: Lines = {
     f"{name}_{rate}": line(f"{words}: {title}", base, settings, **fields)
@@ -175,7 +172,7 @@ LINES: Lines = {
     **PAPER_LINES,
 }
 SMALL: Mapping[str, Any] = {
-    "model": "mlp", "size": 16, "n_source": 4000, "n_clean": 2000, "n_test": 2000, "epochs": 20, "batch_size": 64,
+    "model": "mlp", "n_source": 4000, "n_clean": 2000, "n_test": 2000, "epochs": 20, "batch_size": 64,
     "lr": 0.02, "crop": 0, "flip": False,
 }  # fmt: skip
 
@@ -210,9 +207,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
     """Draw by the seed the clean images, the noisy source and its flipped labels."""
-    human = config.noise if isinstance(config.noise, str) else None
-    train, test = split("train", root, human), split("test", root, None)
-    truth = train.labels if train.truth is None else train.truth
+    train, test, truth = labelled(config.noise, root)
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
     clean, noisy_ones = order[: config.n_clean], order[config.n_clean :][: config.n_source]
     heldout, target = clean[: config.n_heldout], clean[config.n_heldout :]
@@ -220,15 +215,15 @@ def data(config: Config, root: Root = None, device: str = "auto") -> Sides:
     if isinstance(config.noise, float):
         source = replace(source, labels=symmetric(source.labels, config.noise, classes=10, seed=config.seed).labels)
     right = replace(train, labels=truth, truth=None)
-    shrink = partial(_shrunk, size=config.size)
-    source = shrink(corrected(source) if config.labels == "corrected" else source)
+    if config.labels == "corrected":
+        source = corrected(source)
     return Sides(
         source=source,
-        target=shrink(right.subset(target)),
-        heldout=shrink(right.subset(heldout)) if len(heldout) else None,
-        test=shrink(test.subset(range(config.n_test)) if config.n_test else test),
+        target=right.subset(target),
+        heldout=right.subset(heldout) if len(heldout) else None,
+        test=test.subset(range(config.n_test)) if config.n_test else test,
         truth=source.truth,
-        before=None if human is None else train.labels[target],
+        before=train.labels[target] if train.truth is not None else None,
     )
 
 
@@ -238,28 +233,25 @@ def split(part: str, root: Root, human: str | None) -> Examples:
     return load("cifar10", part, root) if human is None else load("cifar10n", part, root, label_set=human)
 
 
+def labelled(noise: float | str, root: Root) -> tuple[Examples, Examples, Tensor]:
+    """Training images, with a human label set if ``noise`` names one; test images; and the right training labels."""
+    train = split("train", root, noise if noise in LABEL_SETS else None)
+    return train, split("test", root, None), train.labels if train.truth is None else train.truth
+
+
 def corrected(source: Examples) -> Examples:
     """Every example with its true label, and with its own where that is not known."""
-    assert source.truth is not None
     return replace(source, labels=torch.where(truth_known(source.truth), source.truth, source.labels))
-
-
-def _shrunk(examples: Examples, *, size: int) -> Examples:
-    side = examples.inputs.shape[-1]
-    if side == size:
-        return examples
-    return replace(examples, inputs=F.avg_pool2d(examples.inputs.float(), side // size).round().to(torch.uint8))
 
 
 def model_of(config: Config, device: str) -> nn.Module:
     with drawn(config.seed, f"{NAME}/model"):
-        return for_images(by_name(config.model, classes=10, shape=(3, config.size, config.size)), device)
+        return for_images(by_name(config.model, classes=10, shape=(3, 32, 32)), device)
 
 
 def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto") -> Row:
     """Train and evaluate once: accuracy in percent, and detection of wrong labels."""
     labels, truth = sides.source.labels, sides.truth
-    assert truth is not None
     if config.folds:
         by_fold = cleanlab.probabilities(partial(trained, device=device), config, sides, NAME)
         trust = cleanlab.trusts(by_fold, labels)
@@ -267,7 +259,6 @@ def measure(config: Config, sides: Sides, root: Root = None, device: str = "auto
     signals = Signals(len(labels)) if config.record and config.labels == "noisy" and not config.probes else None
     network, by_epoch = model_of(config, device), None
     if config.early_stopping:
-        assert sides.heldout is not None
         by_epoch = ByEpoch(network, Preprocess.of(sides.source.inputs), heldout=sides.heldout, test=sides.test)
     result = trained(config, sides, device, network, signals=signals, progress=by_epoch or False)
     trust = measures.trusts(result, signals)
@@ -315,8 +306,7 @@ PAPER = (
 TITLES = {name: title for name, (title, _) in LINES.items()}
 VARIANTS = {name: title for name, title in TITLES.items() if title.startswith("…")}
 UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
-FITTED = ("soseleto_usual", "soseleto")  # the first of them that has runs is shown
-PROBED = ("soseleto_usual_probes", "soseleto_probes")
+FITTED, PROBED = "soseleto_usual", "soseleto_usual_probes"
 SIGNALS = {
     "score": "score",
     "weight": "weight",
@@ -376,30 +366,26 @@ def deep_table(rows: Sequence[Row]) -> str:
 
 def better_half_table(rows: Sequence[Row]) -> str:
     """Percent of wrong labels in the better half of SOSELETO's source, by weight, score and the other signals."""
-    shown = signal_rows(_of_first(rows, FITTED))
+    shown = signal_rows([row for row in rows if row["method"] == FITTED])
     return _table([{**row, "value": _better_half(row, row["method"])} for row in shown], SIGNALS, show=str)
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels: runs with probes if there are any, and cleanlab's."""
-    compared = _of_first(rows, (*PROBED, *FITTED)) + [row for row in rows if row["method"] == "cleanlab"]
-    return _table(signal_rows(compared), SIGNALS, show=str)
+    """100·AUROC of right against wrong labels: runs with probes, and cleanlab's."""
+    compared = signal_rows([row for row in rows if row["method"] in (PROBED, "cleanlab")])
+    return _table(compared, SIGNALS, show=str)
 
 
 def suspects_table(rows: Sequence[Row]) -> str:
     """True precision and recall of the suspects at a requested precision."""
     shown = [
         {**row, "method": f"requested {listed['asked']:.0f} %: {rate}", "value": listed[rate]["truth"]}
-        for row in _of_first(rows, PROBED)
+        for row in rows
+        if row["method"] == PROBED
         for listed in row.get("suspects", [])
         for rate in ("precision", "recall")
     ]
     return _table(shown, {row["method"]: row["method"] for row in shown}, show=str)
-
-
-def _of_first(rows: Sequence[Row], lines: Sequence[str]) -> list[Row]:
-    """The runs of the first of these lines that has any."""
-    return next((own for name in lines if (own := [row for row in rows if row["method"] == name])), [])
 
 
 def _table(rows: Sequence[Row], titles: Mapping[str, str], **more: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -33,8 +33,7 @@ from soseleto.task.task import Method
 from soseleto.training.options import Balanced, Heads, Inputs
 from soseleto.training.result import Result
 
-CLASSIFIERS = ("last", "connected")
-ALIGNED = ("all", "convolutions", "first")
+HIDDEN = 500  # units of LeNet
 USEFUL = 0.8  # the appendix counts examples with a weight above this
 LISTED = 10  # best and worst examples of a class
 
@@ -44,27 +43,22 @@ class Config(Run):
     """source: "0-4", "0-9", "shuffled" or "grey-cifar"
     plain: the paper's own setting, with images as the authors' data_loader.py gives them: every domain standardised by
         its own constants, SVHN mirrored at random, nothing else
-    draw: the seed of the target's images where they are the same in all runs, from 1
-    example: the network of PyTorch's MNIST example, 10 and 20 channels and 50 hidden units, with its dropout
-    aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
-    classifier: a head is LeNet's "last" layer, or its fully "connected" layers (the trunk is then the convolutions)
     relu: a ReLU after each convolution too; Caffe's LeNet has one after its hidden layer only
     dropout: probability with which a hidden unit is dropped in training
     standardize: each image by its own mean and standard deviation, otherwise by the source's statistics
     sign: SVHN images are inverted at random
-    rotate, scale, shift, shear, elastic: random augmentation of MNIST images; move_source: of SVHN images too
+    rotate, scale, shift, shear, elastic: random augmentation of MNIST images
     rounds: what differs from the defaults of ``Rounds``, or with the prefix "method." from those of its method
     """
 
     COLUMN = ("n_target", "source", "unlabelled")
-    NEWER = ("relu", "dropout", "draw", "example")
+    FIXED: ClassVar = {"aligned": "convolutions", "classifier": "last", "move_source": False}
+    NEWER = ("relu", "dropout")
 
     n_target: int = 25
     source: str = "0-4"
     unlabelled: bool = False
     plain: bool = False
-    draw: int = 0
-    example: bool = False
     rounds: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 2
     batch_size: int = 32
@@ -72,8 +66,6 @@ class Config(Run):
     lr: float = 0.03
     momentum: float = 0.5
     schedule: str = "linear"
-    aligned: str = "convolutions"
-    classifier: str = "last"
     relu: bool = False
     dropout: float = 0.0
     standardize: bool = True
@@ -83,18 +75,11 @@ class Config(Run):
     shift: float = 0.1
     shear: float = 20.0
     elastic: float = 0.12
-    move_source: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dropout and self.classifier != "last":
-            raise UsageError(
-                f"dropout is of the trunk's hidden layer, and classifier={self.classifier!r} moves it away."
-            )
-        for name, known in (("classifier", CLASSIFIERS), ("aligned", ALIGNED), ("source", SOURCES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        if self.source not in SOURCES:
+            raise UsageError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}.")
 
     def column(self) -> dict[str, Any]:
         return {**super().column(), "plain": True} if self.plain else super().column()
@@ -187,7 +172,7 @@ def cells(seed: int) -> list[Cell]:
 
 def data(config: Config, root: Root = None, device: str = "auto") -> Digits:
     sizes = {name: getattr(config, name) for name in ("n_source", "n_heldout", "n_test")}
-    digits = prepare(config.source, config.n_target, root=root, seed=config.draw or config.seed, **sizes)
+    digits = prepare(config.source, config.n_target, root=root, seed=config.seed, **sizes)
     return as_the_authors_load(digits) if config.plain else digits
 
 
@@ -196,8 +181,7 @@ def method_of(config: Config, digits: Digits) -> Method:
     first = 1 if config.standardize else 0  # index of LeNet's first layer in the trunk
     if config.base in BY_PIECES:
         convolutions = (f"trunk.{first}.", f"trunk.{first + 2}.")
-        layers = {"all": None, "first": convolutions[:1], "convolutions": convolutions}[config.aligned]
-        return make_method(config.base, {"aligned": layers, **config.settings})
+        return make_method(config.base, {"aligned": convolutions, **config.settings})
     method = make_method(config.base, config.settings)
     if isinstance(method, Luo):  # aligns the second convolution, after its pooling, and the features
         aligned = (str(first + 3),)
@@ -214,44 +198,30 @@ def moves(config: Config) -> Augment:
 
 def trunk_of(config: Config) -> nn.Sequential:
     """LeNet without its classifier, after a layer that standardises each image if so configured."""
-    if config.example:
-        layers: list[nn.Module] = [
-            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2),
-            nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Dropout(),
-        ]  # fmt: skip
-        return nn.Sequential(*layers[:-3] if config.classifier == "connected" else layers)
     layers = list(lenet(size=SIDE)[:-1])
     if config.relu:  # beside its pooling, so that the layers keep their names
         layers = [nn.Sequential(layer, nn.ReLU()) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers]
     if config.dropout:
         layers.append(nn.Dropout(config.dropout))
-    if config.classifier == "connected":
-        layers = layers[:-2]
     ahead = [nn.LayerNorm([1, SIDE, SIDE], elementwise_affine=False)] if config.standardize else []
     return nn.Sequential(*ahead, *layers)
 
 
 def heads_of(config: Config, digits: Digits) -> Heads:
     """Source and target head; None for the default, one linear layer."""
-    last, (width, hidden) = config.classifier == "last", (320, 50) if config.example else (800, 500)
     if config.base == "matching_networks":
-        return Heads(target=Attention(len(digits.target), hidden if last else width, len(TARGET_CLASSES)))
-    if last and not config.plain:
+        return Heads(target=Attention(len(digits.target), HIDDEN, len(TARGET_CLASSES)))
+    if not config.plain:
         return Heads()
-    assert digits.source.classes is not None
-
-    def head(classes: int) -> nn.Module:
-        between = [] if last else [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout()] if config.example else [])]
-        return nn.Sequential(*between, nn.Linear(hidden, classes))
-
-    return Heads(source=head(len(digits.source.classes)), target=head(len(TARGET_CLASSES)))
+    source, target = (nn.Linear(HIDDEN, len(classes)) for classes in (digits.source.classes, TARGET_CLASSES))
+    return Heads(source=nn.Sequential(source), target=nn.Sequential(target))
 
 
 def measure(config: Config, digits: Digits, root: Root = None, device: str = "auto") -> Row:
     """Train once and measure: accuracy in percent, and what is known of the weights."""
     with drawn(config.seed, f"{NAME}/model"):
         trunk, heads = trunk_of(config), heads_of(config, digits)
-    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign, flip=config.plain)
+    of_source = Augment(sign=config.sign, flip=config.plain)
     shared: dict[str, Any] = {
         "target_batch_size": Balanced(config.target_batch_size),
         "inputs": Inputs(augment=(of_source, moves(config)), standardize=not (config.standardize or config.plain)),
@@ -260,7 +230,6 @@ def measure(config: Config, digits: Digits, root: Root = None, device: str = "au
     optimizer, by_epoch = partial(sgd, momentum=config.momentum), None
     if config.plain and heads.target is not None:
         evaluated = digits.heldout if config.select else digits.test
-        assert evaluated is not None
         by_epoch = ByEpoch(nn.Sequential(trunk, heads.target), evaluated=evaluated)
     result = train(
         config,
@@ -312,8 +281,6 @@ def weight_facts(config: Config, digits: Digits, result: Result, guesses: Guesse
 
 def class_facts(source: Examples, result: Result) -> list[Row]:
     """For each class the percent of weights above 0.8, and the ids of its best and worst examples by score."""
-    assert source.classes is not None
-    assert result.learned is not None
     order = result.learned.order().cpu()
     facts: list[Row] = []
     for c, name in enumerate(source.classes):

@@ -59,7 +59,7 @@ def pages() -> dict[Path, str]:
             filled("docs/explanation/engines.md", speed.of_engines()),
             filled("docs/explanation/strong.md", {"step": speed.strong_steps()}),
             filled("docs/explanation/alignments.md", {"never worse": choices.never_worse()}),
-            filled("experiments/choices.md", choices.parts()),
+            filled("results/choices.md", choices.parts()),
             filled("docs/how-to/suspects.md", suspects.parts()),
             filled("docs/how-to/text.md", {"scan texts": suspects.texts()}),
             filled("docs/how-to/resume.md", {"campaigns": data.safety()}),

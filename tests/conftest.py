@@ -38,7 +38,6 @@ LONGEST = (
     "test_checkpoint",
     "test_selection",
     "test_tables",
-    "test_walk",
 )
 
 

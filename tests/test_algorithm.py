@@ -133,7 +133,6 @@ def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(source_loss
         b = batch(8, m)  # a power of two: Σα/α is then exact whichever way it is divided
         b = Batch(b.index, b.inputs.float(), b.labels)
         method.step(state, b, b)
-        assert state.schedule is not None
         state.schedule.step()
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(b.inputs), b.labels).backward()

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -83,7 +84,6 @@ UNITS = {
     "review": unit("the page on which suspects are reviewed and audited", "run_folder report suspects"),
     "cli": unit("the command line", "*"),
 }
-PLANNED: set[str] = set()  # in the table before they are in the source
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+@lru_cache
 def imports(root: Path) -> list[Import]:
     """Every import of one of our modules by another: at the top, for type checking, in a function, or by a string."""
     known = modules(root)
@@ -211,12 +212,7 @@ def test_the_top_level_has_nothing_else() -> None:
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert len(flat) <= MOST_FLAT
     assert flat & folders == set()
-    assert (flat | folders) - ENTRY_POINTS - PLANNED == set(UNITS) - PLANNED
-
-
-def test_only_the_planned_are_missing() -> None:
-    """So that the table is never about packages that do not exist: take a name out of PLANNED once it does."""
-    assert {name for name in UNITS if not exists(name)} == PLANNED
+    assert (flat | folders) - ENTRY_POINTS == set(UNITS)
 
 
 @pytest.fixture
@@ -263,15 +259,9 @@ def test_the_checks_find_what_is_wrong(made_up: Path) -> None:
 # docs/architecture.md
 
 
-def exists(name: str) -> bool:
-    return (SOURCE / name / "__init__.py").exists() or (SOURCE / f"{name}.py").exists()
-
-
 def contents(name: str) -> str:
     """The modules of a package, and its subpackages with a slash."""
     folder = SOURCE / name
-    if not exists(name):
-        return "planned"
     if not folder.is_dir():
         return f"`{name}.py`"
     files = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
@@ -306,24 +296,20 @@ def test_the_page_has_this_table() -> None:
     assert with_table(text) == text, "run python tests/test_architecture.py"
 
 
-def boxes() -> dict[str, tuple[float, bool]]:
-    """How far down the picture each box is, and whether it is drawn as planned."""
+def boxes() -> dict[str, float]:
+    """How far down the picture each box is."""
     svg = ElementTree.parse(PICTURE).getroot()
     groups = [one for one in svg.iter("{http://www.w3.org/2000/svg}g") if "id" in one.attrib]
     place = re.compile(r"translate\(\S+ (\S+)\)")
-    return {
-        one.attrib["id"]: (float(place.findall(one.attrib["transform"])[0]), one.get("class") == "planned")
-        for one in groups
-    }
+    return {one.attrib["id"]: float(place.findall(one.attrib["transform"])[0]) for one in groups}
 
 
 def test_the_picture_has_every_package_above_what_it_imports() -> None:
     drawn = boxes()
     assert set(drawn) == set(UNITS)
-    assert {name for name, (_, planned) in drawn.items() if planned} == PLANNED
     for name, its in UNITS.items():
         below = set(UNITS) - {name} if "*" in its.may_import else its.may_import | its.in_functions
-        assert [one for one in below if drawn[one][0] <= drawn[name][0]] == [], name
+        assert [one for one in below if drawn[one] <= drawn[name]] == [], name
 
 
 if __name__ == "__main__":

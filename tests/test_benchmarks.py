@@ -123,8 +123,6 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def coverage() -> Any:
     """By its file: a package on PyPI has the same name."""
     spec = importlib.util.spec_from_file_location("benchmark_coverage", BENCHMARKS / "coverage.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -200,61 +200,8 @@ def of_selection(model: nn.Module, folder: Path) -> Settings | None:
     return selection.settings
 
 
-def of_trainer(model: nn.Module, folder: Path) -> Settings | None:
-    transformers = pytest.importorskip("transformers")
-    from soseleto.integrations.huggingface import SoseletoTrainer
-
-    class Labelled(nn.Module):
-        """As models of transformers: it takes labels and returns an object."""
-
-        loss_type = "ForSequenceClassification"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.network, self.config = model, transformers.PretrainedConfig(num_labels=2)
-
-        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-            return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.network(x))
-
-    def rows(data: tuple[Tensor, Tensor]) -> list[dict[str, Tensor]]:
-        return [{"x": x, "labels": y} for x, y in zip(*data, strict=True)]
-
-    args = transformers.TrainingArguments(
-        str(folder), num_train_epochs=2, use_cpu=True, report_to=[], save_strategy="no", remove_unused_columns=False
-    )
-    trainer = SoseletoTrainer(Labelled(), args, train_dataset=rows(SOURCE), target_dataset=rows(TARGET))
-    trainer.train()
-    settings: Settings = trainer.selection.settings
-    return settings
-
-
-def of_lightning(model: nn.Module, folder: Path) -> Settings | None:
-    lightning = pytest.importorskip("lightning")
-    from soseleto.integrations.lightning import SelectionModule, selection_loaders
-
-    class Module(SelectionModule):
-        def __init__(self) -> None:
-            super().__init__(n_source=300, classes=2)
-            self.network = model
-
-        def per_example_loss(self, batch: Any) -> Tensor:
-            return nn.functional.cross_entropy(self.network(batch[0]), batch[1], reduction="none")
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    module = Module()
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    quiet: Any = dict.fromkeys(off, False)
-    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
-    data = [torch.utils.data.TensorDataset(*side) for side in (SOURCE, TARGET)]
-    trainer.fit(module, selection_loaders(*data, batch_size=50))
-    settings: Settings = module.selection.settings
-    return settings
-
-
 Caller = Callable[[nn.Module, Path], Settings | None]
-CALLERS: list[Caller] = [of_fit, of_estimator, of_selection, of_trainer, of_lightning]
+CALLERS: list[Caller] = [of_fit, of_estimator, of_selection]
 
 
 class Scaled(nn.Module):
@@ -274,7 +221,6 @@ class Scaled(nn.Module):
 def test_every_caller_gets_the_same_method(caller: Caller, model: Callable[[], nn.Module], tmp_path: Path) -> None:
     known = {"classes": True, "ends_in_linear": model is not Scaled, "n_source": 300, "epochs": 2}
     settings = caller(model(), tmp_path)
-    assert settings is not None
     expected = resolve(model(), **known)
     assert settings.method == expected.method
     assert replace(settings, reason="").line() == replace(expected, reason="").line()
@@ -297,8 +243,6 @@ def test_other_tasks_keep_the_papers_losses() -> None:
     numbers = torch.randn(40, 3), torch.randn(40, 1)
     regression = soseleto.fit(nn.Linear(3, 1), numbers, numbers, loss=squared_error, epochs=1)
     transfer = soseleto.fit(nn.Linear(3, 4), SOURCE, TARGET, "transfer", epochs=1)
-    assert regression.settings is not None
-    assert transfer.settings is not None
     assert regression.settings.method == Soseleto(gradients=target_share(0.1))
     assert describe(regression.settings.optimizer)["lr"] == 0.01
     assert transfer.settings.method == Soseleto(gradients=target_share(0.5))
@@ -316,7 +260,6 @@ def test_the_share_of_wrong_labels_is_estimated_once(monkeypatch: pytest.MonkeyP
     result = soseleto.fit(nn.Linear(3, 2), classes(300, 0.4), classes(60, 0.0, 1), epochs=1, probes="auto")
     assert len(calls) == 1
     assert 0.125 < result.config["wrong_share"] < 0.5
-    assert result.settings is not None
     assert "% of the source labels look wrong: alignments of all layers, weight step 0.3" in result.settings.line()
 
 
@@ -332,6 +275,5 @@ def test_a_resumed_run_keeps_its_estimate(tmp_path: Path, monkeypatch: pytest.Mo
         soseleto.fit(nn.Linear(3, 2), progress=stop, **given)
     monkeypatch.setattr(fit_module, "wrong_share", lambda *_, **__: pytest.fail("estimated again"))
     settings = soseleto.fit(nn.Linear(3, 2), **given).settings
-    assert settings is not None
     assert isinstance(settings.method, Soseleto)
     assert settings.method.alignment == FEW

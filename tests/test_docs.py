@@ -18,6 +18,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from PIL import Image
@@ -58,8 +59,6 @@ def test_every_pinned_package_installs_on_the_first_python_3_11() -> None:
 
 def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(ROOT / "scripts"))  # as when it is started
     try:
@@ -202,6 +201,20 @@ def test_the_synthetic_results_are_what_the_paper_shows() -> None:
     assert min(row["flipped_below"] for row in rows) >= 0.75
     assert means["missed_distance"] <= 0.15
     assert means["accuracy"] >= 98
+
+
+def test_the_figures_of_the_appendix(tmp_path: Path) -> None:
+    figures = script("figures")
+    noisy, digits = (figures.load_results(ROOT / "results" / f"{n}.json").rows for n in ("cifar10-noise", "svhn-mnist"))
+    for drawn in (
+        figures.effective_noise(noisy, tmp_path / "effective-noise.svg"),
+        figures.useful_classes(digits, tmp_path / "svhn-classes.svg"),
+    ):
+        assert drawn.read_bytes() == (ROOT / "docs" / "results" / drawn.name).read_bytes()
+    facts = [{"class": "0", "best": ["3", "4"], "worst": ["19", "0"]}]
+    pixels = torch.randint(256, (20, 1, 8, 8)).to(torch.uint8)
+    picture = figures.best_and_worst(facts, soseleto.data.Examples(pixels, torch.zeros(20)), tmp_path / "digits.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.name)

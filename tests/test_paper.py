@@ -1,4 +1,4 @@
-"""``Soseleto.paper()`` against the paper's page, transcribed line by line, and the golden runs of ``Soseleto()``."""
+"""``Soseleto.paper()`` against the paper's page, transcribed line by line."""
 
 from __future__ import annotations
 

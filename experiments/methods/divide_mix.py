@@ -9,8 +9,8 @@ the losses of network o gives w, the probability that a label is right (``right_
     mixed:       x ← λ x_i + (1 − λ) x_j,  y ← λ s_i + (1 − λ) s_j,   λ = max(b, 1 − b),  b ~ Beta(4, 4), one a batch
     L = mean_labelled H(y, p^k(x)) + λ_u mean_others |y − p^k(x)|²/C + Σ_c 1/C log((1/C)/p̄_c),   p̄ mean of all p^k(x)
 
-λ_u rises linearly after a warm-up with cross-entropy on the labels as they are, and −H(p^k), the confidence penalty, if
-the mistakes are asymmetric. Both views of an image are weak: ``Views(count=1, strong=StrongAugment(0, cutout=0.0))``.
+λ_u rises linearly after a warm-up with cross-entropy on the labels as they are. Both views of an image are weak:
+``Views(count=1, strong=StrongAugment(0, cutout=0.0))``.
 
 As published: the sharpening T = 0.5, Beta(4, 4), threshold 0.5, λ_u = 25 (that of 50 and 80 % flipped labels; 0 at 20 %
 and for asymmetric mistakes), two views of every image, and the mean of both networks' scores to evaluate. Warm-up and
@@ -24,6 +24,7 @@ Deviations:
 - Guesses and losses are those of both networks in evaluation mode; published is training mode for network k.
 - Optimizer, schedule and batch sizes are those of the training; one optimizer has the parameters of both networks.
 - The second network is a copy of the model whose layers draw their initial values again; pretrained values are lost.
+- The confidence penalty −H(p^k) in the warm-up, for asymmetric mistakes, is left out.
 - A run folder keeps the first network alone. ``Result.model`` is both, whose mean is evaluated.
 
 The weight of a source example is the mean of both networks' w at the last visit, its score the mean over all visits.
@@ -32,24 +33,17 @@ The weight of a source example is the mean of both networks' w at the last visit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.methods.two_networks import Networks, two_views
+from experiments.methods.two_networks import Networks, PairState, two_views
 from soseleto.data.batches import Batch, ExampleRandom
-from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
-from soseleto.methods.fine_tuning import PhasedState
 from soseleto.methods.state import require_classes, view_scores
-from soseleto.methods.teacher import no_steps, one_hot, quantiles, sharpened
-from soseleto.models.trunk_and_heads import evaluation_mode
+from soseleto.methods.teacher import one_hot, quantiles, sharpened
 from soseleto.task.task import Task
-from soseleto.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +56,6 @@ class DivideMix:
     threshold: of the probability that a label is right
     temperature: of sharpening
     mixup: a of Beta(a, a)
-    confidence_penalty: penalise confident answers in the warm-up, for asymmetric mistakes
     """
 
     warm_up: float = 0.1
@@ -71,29 +64,25 @@ class DivideMix:
     threshold: float = 0.5
     temperature: float = 0.5
     mixup: float = 4.0
-    confidence_penalty: bool = False
 
     name = "divide_mix"
     takes_views = True
 
     def init(self, task: Task) -> DivideMixState:
         require_classes(task, self.name)
-        networks, n = Networks(task.model), task.n_source
-        return DivideMixState.start(
-            replace(task, model=networks),
-            weights=Weights(n, device=task.device),
-            first_phase=round(self.warm_up * task.steps),
-            networks=networks,
+        n = task.n_source
+        return DivideMixState.begin(
+            task,
+            Networks(task.model),
+            self.warm_up,
             losses=torch.zeros(2, n, dtype=torch.float64, device=task.device),
             right=torch.ones(2, n, device=task.device),
-            taken=no_steps(task.device),
-            key=int(torch.randint(1 << 62, ())),
         )
 
     def step(self, state: DivideMixState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step of both networks; ``monitor`` marks the last one of an epoch, after which the source is divided."""
-        task, views, trusted = state.task, two_views(source, self.name), two_views(target, self.name)
-        p = state.judge(source, views)
+        views, trusted = two_views(source, self.name), two_views(target, self.name)
+        p = state.judge(source, views).softmax(3).mean(1)
         right = state.right[:, source.index]
         if state.in_first_phase:
             found = [self._on_labels(state, k, source, target) for k in range(2)]
@@ -101,26 +90,18 @@ class DivideMix:
             rows = Rows(torch.cat([*views, *trusted]), source.labels, target.labels)
             found = [self._on_mixed(state, k, rows, p, right[1 - k]) for k in range(2)]
         losses, of_source, of_target = (torch.stack(each) for each in zip(*found, strict=True))
-        of_source, of_target = of_source.detach().mean(0), of_target.detach().mean(0)
-        task.guard("source", of_source, source.index)
-        task.guard("target", of_target, target.index)
-        state.take(gradient(losses.sum(), trainable(task.model)))
-        state.taken += 1
+        each = (source, of_source.detach().mean(0)), (target, of_target.detach().mean(0))
+        numbers = state.step_by(losses.sum(), *each)
         state.report(source.index, right.mean(0))
         if monitor:
             state.divide()
-        numbers = {"source_loss": of_source.mean(), "target_loss": of_target.mean()}
         return {**numbers, "clean_share": (right > self.threshold).to(right.dtype).mean()}
 
     def _on_labels(self, state: DivideMixState, k: int, source: Batch, target: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Warm-up of network k, on view k: its loss, and the cross-entropy of source (B,) and target (T,)."""
         scores = view_scores(state.task, state.networks.both[k], torch.cat([source.inputs[k], target.inputs[k]]))
         each = F.cross_entropy(scores, torch.cat([source.labels, target.labels]), reduction="none")
-        loss = each.mean()
-        if self.confidence_penalty:
-            log_p = scores.log_softmax(1)
-            loss = loss + (log_p.exp() * log_p).sum(1).mean()
-        return loss, each[: len(source)], each[len(source) :]
+        return each.mean(), each[: len(source)], each[len(source) :]
 
     def _on_mixed(
         self, state: DivideMixState, k: int, rows: Rows, p: Tensor, w: Tensor
@@ -131,9 +112,7 @@ class DivideMix:
         trusted = one_hot(rows.trusted, p.shape[2])
         classes = torch.cat([given.repeat(2, 1), trusted.repeat(2, 1)])
         counted = torch.cat([labelled.repeat(2), torch.ones_like(rows.trusted, dtype=torch.bool).repeat(2)])
-        places = torch.arange(len(classes), device=classes.device)
-        draws = ExampleRandom.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
-        inputs, classes = mixed_alike(rows.inputs, classes, draws, self.mixup)
+        inputs, classes = mixed_alike(rows.inputs, classes, state.draws(k, classes), self.mixup)
         scores = view_scores(state.task, state.networks.both[k], inputs)
         loss, each = loss_of(scores, classes, counted, self._unlabelled(state))
         n = 2 * len(rows.labels)
@@ -155,53 +134,17 @@ class Rows:
 
 
 @dataclass(kw_only=True)
-class DivideMixState(PhasedState):
-    """Beside optimizer and weights: both networks, and what each has found about the source.
+class DivideMixState(PairState):
+    """right: (2, N), the probability that the label is right, by the losses of each network."""
 
-    losses: (2, N) float64, of each network at the last visit
-    right: (2, N), the probability that the label is right, by the losses of each network
-    judged: mean of both networks' scores of the last source batch, first view
-    """
+    TENSORS = ("right",)
 
-    networks: Networks
-    losses: Tensor
     right: Tensor
-    taken: Tensor  # steps, on the device
-    key: int  # of the random numbers of mixing
-    judged: Tensor | None = None
-
-    @property
-    def answering(self) -> Networks:
-        """The network to evaluate: the mean of both."""
-        return self.networks
-
-    @torch.no_grad()
-    def judge(self, source: Batch, views: tuple[Tensor, Tensor]) -> Tensor:
-        """p (2, B, C) of both networks, mean over the views; the losses of the batch are recorded."""
-        with evaluation_mode(self.networks):
-            found = [view_scores(self.task, network, torch.cat(views)) for network in self.networks.both]
-        scores = torch.stack(found).view(2, 2, len(source), -1)  # network, view
-        self.judged = scores[:, 0].mean(0)
-        log_p = scores.log_softmax(3)
-        losses = -log_p.mean(1).gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)
-        self.losses[:, source.index] = losses.to(self.losses.dtype)
-        return log_p.exp().mean(1)
 
     def divide(self) -> None:
         """Fit the mixture to the losses of each network."""
         for right, losses in zip(self.right, self.losses, strict=True):
             right.copy_(right_probability(losses))
-
-    def state(self) -> dict[str, Any]:
-        own = {"losses": self.losses, "right": self.right, "taken": self.taken, "key": self.key}
-        return {**super().state(), "second": dict(self.networks.second.state_dict()), **own}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        super().load_state(state)
-        self.networks.second.load_state_dict(state["second"])
-        for name in ("losses", "right", "taken"):
-            getattr(self, name).copy_(state[name])
-        self.key = state["key"]
 
 
 ITERATIONS = 10

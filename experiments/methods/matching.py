@@ -60,7 +60,8 @@ class Attention(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         similar = self.scale * cosines(features, self.keys.to(features.dtype))
-        return log_votes(similar, self.labels, self.classes)
+        votes = similar.softmax(1) @ F.one_hot(self.labels, self.classes).to(similar.dtype)
+        return votes.clamp_min(_SMALLEST).log()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +109,3 @@ def episode(features: Tensor, labels: Tensor, scale: float) -> Tensor:
 def cosines(one: Tensor, other: Tensor) -> Tensor:
     """Cosine similarities (N, M) of features (N, width) and (M, width)."""
     return F.normalize(one, dim=1) @ F.normalize(other, dim=1).T
-
-
-def log_votes(similar: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """log Σ_i softmax_i(similar) 1[y_i = y], (N, classes)."""
-    votes = similar.softmax(1) @ F.one_hot(labels, classes).to(similar.dtype)
-    return votes.clamp_min(_SMALLEST).log()

@@ -56,7 +56,8 @@ class MetaWeightNet:
     def init(self, task: Task) -> MetaWeightNetState:
         require_noisy(task, self.name)
         dtype = next(p.dtype for p in task.model.parameters() if p.is_floating_point())
-        net = _weight_net(self.hidden).to(task.device, dtype)
+        layers = nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid()
+        net = nn.Sequential(*layers).to(task.device, dtype)
         return MetaWeightNetState.start(
             task,
             weights=Weights(task.n_source, device=task.device),
@@ -78,16 +79,14 @@ class MetaWeightNet:
         _, alignment = state.engine(task.model, task.losses.source, source, direction)
         state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
         after = self.coefficients(state.weigh(losses)).detach()
-        state.take(self._with_target(task, gradient(losses, parameters, after), target))
+        step = gradient(losses, parameters, after)
+        if self.target_share:
+            _, of_target = shared_gradient(task, "target", target)
+            step = {k: torch.lerp(g, of_target[k], self.target_share) for k, g in step.items()}
+        state.take(step)
         with torch.no_grad():
             state.report(source.index, state.weigh(losses))
         return {"source_loss": losses.detach().mean(), "target_loss": target_loss}
-
-    def _with_target(self, task: Task, of_source: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
-        if not self.target_share:
-            return of_source
-        _, of_target = shared_gradient(task, "target", target)
-        return {k: torch.lerp(g, of_target[k], self.target_share) for k, g in of_source.items()}
 
     def meta_gradient(self, state: MetaWeightNetState, coefficients: Tensor, alignment: Tensor) -> tuple[Tensor, ...]:
         """∂L_t(θ̂(Θ))/∂Θ in the order of the weight network's parameters, through ∂L_t/∂c_j = −λ_p q_j."""
@@ -147,7 +146,3 @@ class _Target(nn.Module):
 
     def forward(self, target: Batch) -> Tensor:
         return self.losses.target(self.model, target)
-
-
-def _weight_net(hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())

@@ -47,30 +47,23 @@ They are reported for the ranking of labels and not used in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from experiments.methods.divide_mix import mean_over, mixed_alike
-from experiments.methods.two_networks import Networks, anew, two_views
-from soseleto.data.batches import Batch, ExampleRandom
+from experiments.methods.two_networks import Networks, PairState, anew, two_views
+from soseleto.data.batches import Batch
 from soseleto.data.structure import scores_of
-from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.fine_tuning import PhasedState
-from soseleto.methods.state import require_classes, view_scores
-from soseleto.methods.teacher import SMALLEST, no_steps, one_hot, sharpened
-from soseleto.models.trunk_and_heads import evaluation_mode
+from soseleto.methods.state import require_classes
+from soseleto.methods.teacher import SMALLEST, one_hot, sharpened
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task
-from soseleto.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,26 +100,22 @@ class ProMix:
 
     def init(self, task: Task) -> ProMixState:
         classes, n = require_classes(task, self.name), task.n_source
-        networks = NetworksWithHeads(task.model, classes)
-        return ProMixState.start(
-            replace(task, model=networks),
-            weights=Weights(n, device=task.device),
-            first_phase=round(self.warm_up * task.steps),
-            networks=networks,
+        return ProMixState.begin(
+            task,
+            NetworksWithHeads(task.model, classes),
+            self.warm_up,
             losses=torch.full((2, n), torch.inf, dtype=torch.float64, device=task.device),
             labels=torch.zeros(n, dtype=torch.int64, device=task.device),
             selected=torch.ones(2, n, dtype=torch.bool, device=task.device),
             shares=torch.full((2, 2, classes), 1.0 / classes, dtype=torch.float64, device=task.device),
-            taken=no_steps(task.device),
-            key=int(torch.randint(1 << 62, ())),
         )
 
     def step(self, state: ProMixState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step of both networks; ``monitor`` marks the last one of an epoch, after which images are selected."""
-        task, n = state.task, len(source)
+        n = len(source)
         pairs = zip(two_views(source, self.name), two_views(target, self.name), strict=True)
         weak, strong = (torch.cat(pair) for pair in pairs)
-        scores = state.judge(source, weak[:n])
+        scores = state.judge(source, [weak[:n]]).squeeze(1)
         if state.in_first_phase:
             labels = torch.cat([source.labels, target.labels])
             found = [self._on_labels(state, k, weak, labels) for k in range(2)]
@@ -136,13 +125,9 @@ class ProMix:
             state.learn_shares(scores.softmax(2), labelled[:, :n], self.memory)
         losses, rows = (torch.stack(each) for each in zip(*found, strict=True))
         of_source, of_target = rows.detach().mean(0).split([n, len(target)])
-        task.guard("source", of_source, source.index)
-        task.guard("target", of_target, target.index)
-        state.take(gradient(losses.sum(), trainable(task.model)))
-        state.taken += 1
+        numbers = state.step_by(losses.sum(), (source, of_source), (target, of_target))
         if monitor:
             state.select(self.share)
-        numbers = {"source_loss": of_source.mean(), "target_loss": of_target.mean()}
         return {**numbers, "clean_share": state.selected[:, source.index].double().mean()}
 
     def _on_labels(self, state: ProMixState, k: int, weak: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,9 +160,7 @@ class ProMix:
         self, state: ProMixState, k: int, views: tuple[Tensor, Tensor], classes: Tensor, labelled: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Network k on its classes (R, C) in three views: as ``_on_labels``."""
-        places = torch.arange(len(classes), device=classes.device)
-        draws = ExampleRandom.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
-        mixed, mixed_classes = mixed_alike(views[0], classes, draws, self.mixup, labelled)
+        mixed, mixed_classes = mixed_alike(views[0], classes, state.draws(k, classes), self.mixup, labelled)
         y = torch.stack([classes, classes, mixed_classes])
         of_labelled, of_others = state.shares[k]
         shares = torch.where(labelled[:, None], of_labelled, of_others)
@@ -197,40 +180,25 @@ class ProMix:
 
 
 @dataclass(kw_only=True)
-class ProMixState(PhasedState):
-    """Beside optimizer and weights: both networks, and what each has found about the source.
-
-    losses: (2, N) float64, −log p_y of each network at the last visit
-    labels: (N,) of the source, as seen in the batches
+class ProMixState(PairState):
+    """labels: (N,) of the source, as seen in the batches
     selected: (2, N) bool, by small losses of each network
     shares: (2, 2, C) float64, p̃ of each network for labelled images and for the others
-    judged: mean of both networks' scores of the last source batch, weak view
     """
 
-    networks: NetworksWithHeads
-    losses: Tensor
+    MODULES = ("second", "heads")
+    TENSORS = ("labels", "selected", "shares")
+
     labels: Tensor
     selected: Tensor
     shares: Tensor
-    taken: Tensor  # steps, on the device
-    key: int  # of the random numbers of mixing
-    judged: Tensor | None = None
-
-    @property
-    def answering(self) -> NetworksWithHeads:
-        """The network to evaluate: the mean of both."""
-        return self.networks
 
     @torch.no_grad()
-    def judge(self, source: Batch, weak: Tensor) -> Tensor:
-        """Scores (2, B, C) of both networks; losses, labels and weights of the batch are recorded."""
-        with evaluation_mode(self.networks):
-            scores = torch.stack([view_scores(self.task, network, weak) for network in self.networks.both])
-        self.judged = scores.mean(0)
-        losses = -scores.log_softmax(2).gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)
-        self.losses[:, source.index] = losses.to(self.losses.dtype)
+    def judge(self, source: Batch, views: Sequence[Tensor]) -> Tensor:
+        """Labels and weights of the batch are recorded too."""
+        scores = super().judge(source, views)
         self.labels[source.index] = source.labels
-        self.report(source.index, (-losses).exp().mean(0))
+        self.report(source.index, (-self.losses[:, source.index]).exp().mean(0).to(scores.dtype))
         return scores
 
     def with_head(self, k: int, inputs: Tensor) -> tuple[Tensor, ...]:
@@ -251,26 +219,6 @@ class ProMixState(PhasedState):
         most = math.ceil(share * len(self.labels) / classes)
         for chosen, losses in zip(self.selected, self.losses, strict=True):
             chosen.copy_(small_losses(losses, self.labels, classes, most))
-
-    def state(self) -> dict[str, Any]:
-        of_networks = {
-            "second": dict(self.networks.second.state_dict()),
-            "heads": dict(self.networks.heads.state_dict()),
-        }
-        own = {name: getattr(self, name) for name in (*_TENSORS, "key")}
-        return {**super().state(), **of_networks, **own}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        super().load_state(state)
-        for name in _MODULES:
-            getattr(self.networks, name).load_state_dict(state[name])
-        for name in _TENSORS:
-            getattr(self, name).copy_(state[name])
-        self.key = state["key"]
-
-
-_MODULES = ("second", "heads")  # the first network is the model of the run
-_TENSORS = ("losses", "labels", "selected", "shares", "taken")
 
 
 def small_losses(losses: Tensor, labels: Tensor, classes: int, most: int) -> Tensor:
@@ -331,11 +279,12 @@ class NetworksWithHeads(Networks):
 
     def with_head(self, k: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of network k by its classifier and by its auxiliary head, both (B, C)."""
-        with _InputOf(self._classifiers[k].weight) as features:
+        seen: list[Tensor] = []
+        with self._classifiers[k].register_forward_pre_hook(lambda layer, given: seen.append(given[0])):
             scores = scores_of(self.both[k](inputs))
-        if features.found is None:
+        if not seen:
             raise UsageError("ProMix adds a head beside the classifier: let a linear layer end the model.")
-        return scores, self.heads[k](features.found)
+        return scores, self.heads[k](seen[-1])
 
 
 def classifier(network: nn.Module, classes: int) -> nn.Linear:
@@ -347,17 +296,3 @@ def classifier(network: nn.Module, classes: int) -> nn.Linear:
             "let one end the model."
         )
     return found[-1]
-
-
-class _InputOf(TorchFunctionMode):
-    """Records the input of the linear layer with this weight."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self._weight = weight
-        self.found: Tensor | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and args[1] is self._weight:
-            self.found = args[0]
-        return func(*args, **(kwargs or {}))

@@ -31,11 +31,7 @@ from soseleto.task.task import Task, load_tree
 
 @dataclass(frozen=True, kw_only=True)
 class StrongPair(Strong):
-    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``.
-
-    The second network begins with new initial values, also where the model is a pretrained one. The mean of both is
-    evaluated; a run folder keeps the first network alone.
-    """
+    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``."""
 
     name = "strong_pair"
 
@@ -53,7 +49,7 @@ class StrongPair(Strong):
             found = [self.believed(state, *one, source, target) for one in zip(judged, beliefs, strict=True)]
         state.judged = ((judged[0] + judged[1]) / 2)[: len(source)]
         (by_first, w), (by_second, v) = found
-        pairs = zip(state.networks.both, (by_second, by_first), strict=True)
+        pairs = zip(task.model.both, (by_second, by_first), strict=True)
         losses = [self.losses(state, network, given, views, source, target) for network, given in pairs]
         of_source, of_target = (torch.stack(each) for each in zip(*losses, strict=True))
         a = self.share(state, source, target)
@@ -71,16 +67,10 @@ class StrongPairState(StrongState):
 
     others: dict[str, Tensor]
 
-    @property
-    def networks(self) -> Networks:
-        found = self.task.model
-        assert isinstance(found, Networks)
-        return found
-
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "others": self.others, "second": dict(self.networks.second.state_dict())}
+        return {**super().state(), "others": self.others, "second": dict(self.task.model.second.state_dict())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
         self.others |= load_tree(self.others, state["others"], self.task.device)
-        self.networks.second.load_state_dict(state["second"])
+        self.task.model.second.load_state_dict(state["second"])

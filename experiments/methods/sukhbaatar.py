@@ -27,7 +27,6 @@ from torch import Tensor
 
 from experiments.methods.label_noise import MixedFirstState, project, scores_of_both
 from soseleto.data.batches import Batch
-from soseleto.engines import trainable
 from soseleto.methods.baselines import share_of_target
 from soseleto.methods.state import require_noisy
 from soseleto.task.task import Task
@@ -56,23 +55,18 @@ class Sukhbaatar:
     def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         if state.in_first_phase:
             return state.mixed_step(source, target, self.target_share, self.name)
-        task = state.task
-        of_source, of_target = scores_of_both(task, source, target, self.name)
+        of_source, of_target = scores_of_both(state.task, source, target, self.name)
         q = state.matrix(of_source).requires_grad_()
         source_loss, clean = noisy_losses(q, of_source, source.labels)
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        task.guard("source", source_loss.detach(), source.index)
-        task.guard("target", target_loss.detach(), target.index)
-        share = share_of_target(self.target_share, source, target)
-        loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
-        parameters = trainable(task.model)
-        *found, of_q = torch.autograd.grad(loss, [*parameters.values(), q], allow_unused=True)
-        of_q = of_q.clamp(-_LARGEST, _LARGEST)
+        of_loss = (1.0 - share_of_target(self.target_share, source, target)) * source_loss.mean()
+        (of_q,) = torch.autograd.grad(of_loss, q, retain_graph=True)
         rate = self.noise_lr * state.lr_left
-        state.matrix(of_source).copy_(project(q.detach() - rate * (of_q + self.noise_decay * q.detach())))
-        state.take({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
+        numbers = state.both_step(source, target, source_loss, target_loss, self.target_share)
+        moved = q.detach() - rate * (of_q.clamp(-_LARGEST, _LARGEST) + self.noise_decay * q.detach())
+        state.matrix(of_source).copy_(project(moved))
         state.report(source.index, clean)
-        return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+        return numbers
 
 
 @dataclass(kw_only=True)

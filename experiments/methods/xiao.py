@@ -69,7 +69,9 @@ class Xiao:
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
         source_loss = -(labels * of_source.log_softmax(1)).sum(1)
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        state.give_gradient(-(kinds * types.log_softmax(1)).sum(1).mean())
+        # the M-step's gradient of θ₂; the optimizer steps θ₁ and θ₂ together
+        of_types = -(kinds * types.log_softmax(1)).sum(1).mean()
+        of_types.backward(inputs=list(state.noise_net.parameters()))
         numbers = state.both_step(source, target, source_loss, target_loss, self.target_share)
         state.report(source.index, kinds[:, 0])
         return numbers
@@ -95,28 +97,25 @@ class XiaoState(MixedFirstState):
         self.counts = None if state["counts"] is None else state["counts"].to(self.task.device)
 
     def begin(self, noise: Tensor) -> None:
-        copy_shared(self.task.model, self.noise_net)
-        self.start_at(noise)
-
-    def start_at(self, noise: Tensor) -> None:
-        """Initialise θ₂'s bias and C from an estimate of the noise."""
+        """θ₂ starts as θ₁, but for its last layer; its bias and C from the estimate of the noise."""
+        mine, its = self.noise_net.state_dict(), self.task.model.state_dict()
+        shared = {name: value for name, value in its.items() if name in mine and mine[name].shape == value.shape}
+        self.noise_net.load_state_dict(mine | shared)
         wrong = (1.0 - noise.diagonal().mean()).clamp(0.01, 0.99)
         odds = torch.stack([1.0 - wrong, wrong / 2, wrong / 2]).log()
         with torch.no_grad():
             self.noise_net.get_submodule(last_linear(self.noise_net)).get_parameter("bias").copy_(odds)
         self.counts = noise * (self.batch_size * wrong / 2 / len(noise))  # the size of one batch's counts
 
-    def count(self, counts: Tensor) -> None:
-        if self.counts is None:
-            self.counts = counts.clone()
-        self.counts.lerp_(counts.to(self.counts.dtype), 1.0 - _MEMORY)  # in place
-
     def posterior(self, scores: Tensor, types: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The E-step: p(y | ỹ, x) (B, L) and p(z | ỹ, x) (B, 3); its counts update those of C."""
         p_y, p_z = scores.softmax(1), types.softmax(1)
         joint = p_z[:, :, None] * p_y[:, None, :] * likelihoods(self._confusion(p_y), labels)
         joint = joint / joint.sum((1, 2), keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
-        self.count(label_counts(joint[:, TYPES.index("confusing")], labels).T)
+        counts = label_counts(joint[:, TYPES.index("confusing")], labels).T
+        if self.counts is None:
+            self.counts = counts.clone()
+        self.counts.lerp_(counts.to(self.counts.dtype), 1.0 - _MEMORY)  # in place
         return joint.sum(1), joint.sum(2)
 
     def _confusion(self, like: Tensor) -> Tensor:
@@ -125,10 +124,6 @@ class XiaoState(MixedFirstState):
         off = 1.0 - torch.eye(classes, dtype=like.dtype, device=like.device)
         counts = off if self.counts is None else self.counts.to(like.dtype) * off + 1e-6
         return counts * off / (counts * off).sum(0, keepdim=True)
-
-    def give_gradient(self, loss: Tensor) -> None:
-        """The M-step's gradient of θ₂; the optimizer steps θ₁ and θ₂ together."""
-        loss.backward(inputs=list(self.noise_net.parameters()))
 
 
 def likelihoods(confusion: Tensor, labels: Tensor) -> Tensor:
@@ -142,7 +137,6 @@ def noise_network(model: nn.Module) -> nn.Module:
     """A copy of the model whose last linear layer has three outputs, all equally likely at first."""
     last, made = last_linear(model), copy.deepcopy(model)
     old = made.get_submodule(last)
-    assert isinstance(old, nn.Linear)
     new = nn.Linear(old.in_features, len(TYPES)).to(old.weight.device, old.weight.dtype)
     nn.init.zeros_(new.weight)
     nn.init.zeros_(new.bias)
@@ -159,9 +153,3 @@ def last_linear(model: nn.Module) -> str:
             "give a model with a linear layer."
         )
     return names[-1]
-
-
-def copy_shared(model: nn.Module, into: nn.Module) -> None:
-    """Copy every parameter and buffer of the same name and shape: all but the last layer."""
-    mine = into.state_dict()
-    into.load_state_dict(mine | {k: v for k, v in model.state_dict().items() if k in mine and mine[k].shape == v.shape})

@@ -127,7 +127,7 @@ def rivals_table(rows: list[dict[str, Any]]) -> str:
 
 
 def parts() -> dict[str, str]:
-    """Of experiments/choices.md."""
+    """Of results/choices.md."""
     return {
         "steps": steps(),
         "convolutional": convolutional_steps(),

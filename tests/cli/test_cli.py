@@ -235,8 +235,6 @@ def test_output_that_cannot_be_written_ends_no_training_and_is_one_sentence_else
 
 def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
     process = in_a_shell("rank", run)
-    assert process.stdout is not None
-    assert process.stderr is not None
     assert process.stdout.readline().startswith("id,label")
     process.stdout.close()
     assert process.stderr.read() == ""

@@ -48,7 +48,6 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
         in said
     )
     found = RunFolder.open(out).comparison()
-    assert found is not None
     rows = {row["method"]: row for row in found["rows"]}
     assert {row["examples"] for row in rows.values()} == {60}
     assert min(row["accuracy"] for row in rows.values()) > 75

@@ -52,11 +52,3 @@ def test_photos_are_learned_from_and_recorded(desk: Path, type_: Type) -> None:
     assert "The probability that the label is right, by the teacher" in page
     assert "lignment" not in page
     assert len(RunFolder.open(desk / "run").ranking()["weight"]) == 48
-
-
-def test_transfer_mode_is_refused(desk: Path, type_: Type) -> None:
-    code, out, err = type_(*words(desk), "--mode", "transfer")
-    assert (code, out) == (2, "")
-    assert "--method strong is for wrong labels, in noisy mode" in err
-    assert err.count("\n") == 1
-    assert not (desk / "run").exists()

@@ -99,13 +99,11 @@ def read(path: Path, reading: Reading | None) -> Examples | str:
 
 def contents(found: Examples, path: Path) -> dict[str, tuple[str, list[float]]]:
     """Label and values by id; missing values are NaN."""
-    assert found.classes is not None
     values = found.inputs
     if path.suffix != ".npz":
         table = load(path, READING)
         raw = from_table(table, name="source", reading=READING, folder=None, what="the table")
         _, preparation = prepare([raw], READING)
-        assert preparation is not None
         by_name = preparation.values_of(found.inputs)
         values = np.stack([by_name[name] for name in COLUMNS], axis=1)  # a key of another spelling is one column more
     read = zip(found.labels.tolist(), values.tolist(), strict=True)

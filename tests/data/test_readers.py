@@ -12,8 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import LazyDataset, Reading, as_example_set, as_examples, read_pair
+from soseleto.data import LazyDataset, ProblemsError, Reading, as_example_set, as_examples, read_pair
 from soseleto.errors import DataError, UsageError
+
+datasets = pytest.importorskip("datasets")
 
 
 def test_an_image_folder(image_folder):
@@ -114,33 +116,6 @@ def test_npz(tmp_path):
         as_examples(tmp_path / "d.npz", name="source")
 
 
-class ClassLabel:
-    def __init__(self, names):
-        self.names = names
-
-
-class HuggingImage:
-    pass
-
-
-HuggingImage.__name__ = "Image"
-
-
-class HuggingFace:
-    """Behaves as datasets.Dataset does: columns by name, rows by number."""
-
-    def __init__(self, columns, features):
-        self.columns, self.features, self.column_names = columns, features, list(columns)
-
-    def __len__(self):
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, key):
-        if isinstance(key, str):
-            return list(self.columns[key])
-        return {name: values[key] for name, values in self.columns.items()}
-
-
 @pytest.mark.parametrize("kind", [bool, np.longdouble])
 def test_yes_or_no_and_long_doubles_are_features(tmp_path, kind):
     values = np.arange(12).reshape(4, 3) % 2
@@ -162,22 +137,21 @@ def test_files_that_are_no_text_and_pipes_are_named(tmp_path):
 
 def test_hugging_face_images_and_features():
     images = [Image.new("RGB", (20, 10), "red"), Image.new("L", (10, 10), 100)]
-    data = HuggingFace(
-        {"image": images, "label": [1, 0]}, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])}
-    )
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
+    data = datasets.Dataset.from_dict({"image": images, "label": [1, 0]}, kinds)
     made = as_examples(data, name="source", reading=Reading(image_size=8))
     assert made.inputs.shape == (2, 3, 8, 8)
     assert made.inputs[:, :, 4, 4].tolist() == [[255, 0, 0], [100, 100, 100]]
     assert (made.classes, made.labels.tolist()) == (("no", "yes"), [1, 0])
-    table = HuggingFace({"a": [1, None], "y": ["u", "v"]}, {"a": object(), "y": object()})
+    table = datasets.Dataset.from_dict({"a": [1, None], "y": ["u", "v"]})
     made = as_examples(table, name="source")
     assert made.inputs.tolist() == [[1, 0], [1, 1]]  # the median, and that it was missing
 
 
 def test_a_class_label_of_none_is_a_missing_label():
     def data(labels):
-        numbers = [float(at) for at in range(len(labels))]
-        return HuggingFace({"a": numbers, "label": labels}, {"a": object(), "label": ClassLabel(["no", "yes"])})
+        kinds = {"a": datasets.Value("float32"), "label": datasets.ClassLabel(names=["no", "yes"])}
+        return datasets.Dataset.from_dict({"a": range(len(labels)), "label": labels}, datasets.Features(kinds))
 
     pair = read_pair(data([0, 1, None]), data([1, 0]), mode="noisy", skip_bad=True)
     assert pair.source.labels.tolist() == [0, 1]
@@ -222,6 +196,20 @@ def test_sets_must_fit_together(tmp_path, image_folder):
         read_pair(table, image_folder("f", {"x": [1], "y": [2]}), mode="noisy")
     with pytest.raises(DataError, match=r"target inputs are .* of shape \(2,\) but the source's are"):
         read_pair((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 2)), [0, 1]), mode="noisy")
+
+
+def test_a_class_that_the_source_spells_otherwise_is_named(tmp_path):
+    source = write_table(tmp_path / "s.csv", {"a": [0, 1], "b": [2, 0], "label": ["Cat", "dog"]})
+    target = write_table(tmp_path / "t.csv", {"a": [5, 6], "b": [1, 1], "label": ["cat", "dog"]})
+    with pytest.raises(ProblemsError, match=r"the source has no example of class cat \(did you mean 'Cat'\?\)"):
+        read_pair(source, target, mode="noisy")
+
+
+def test_two_columns_for_one_role_are_not_chosen_between(tmp_path):
+    path = write_table(tmp_path / "s.csv", {"a": [1, 2], "Label": ["x", "u"], "label": ["y", "v"]})
+    with pytest.raises(UsageError, match=r"has the columns Label, label: name the one to use, such as label_column="):
+        as_examples(path, name="source")
+    assert as_examples(path, name="source", reading=Reading(label_column="label")).classes == ("v", "y")
 
 
 # Items that change from read to read
@@ -283,10 +271,6 @@ def test_the_check_leaves_the_random_state_and_accepts_what_is_constant():
 
 
 def test_hugging_face_data_with_a_transform_is_read_in_every_epoch():
-    class Transformed(HuggingFace):
-        def __getitem__(self, at):
-            return {"x": torch.rand(3), "label": at % 2}
-
-    data = Transformed({"x": [None] * 4, "label": [0, 1, 0, 1]}, {})
-    data.format = {"type": "custom"}
+    data = datasets.Dataset.from_dict({"x": [0.0] * 4, "label": [0, 1, 0, 1]})
+    data = data.with_transform(lambda rows: {"x": [torch.rand(3) for _ in rows["x"]], "label": rows["label"]})
     assert isinstance(as_example_set(data, name="source"), LazyDataset)

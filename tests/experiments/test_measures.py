@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise, permutations
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,14 +22,6 @@ def drawn(n: int, seed: int, levels: int) -> tuple[Tensor, Tensor]:
     wrong = torch.rand(n, generator=seeded) < 0.4
     wrong[0], wrong[1] = True, False
     return trust, wrong
-
-
-@pytest.mark.parametrize("levels", [2, 5, 1000])
-def test_auroc_is_the_share_of_pairs_in_order(levels: int) -> None:
-    trust, wrong = drawn(60, 0, levels)
-    right, bad = trust[~wrong, None], trust[None, wrong]
-    pairs = (right > bad).double() + 0.5 * (right == bad).double()
-    assert auroc(trust, wrong) == pytest.approx(float(pairs.mean()), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -90,31 +81,6 @@ def test_only_labels_whose_truth_is_known_count() -> None:
     trust = torch.tensor([0.1, 0.9, 0.8, 1.0, 0.0])
     assert measures.detection(labels, truth, {"weight": trust})["detection"]["weight"]["auroc"] == 1.0
     assert measures.detection(labels, labels, {"weight": trust}) == {}
-
-
-@pytest.mark.parametrize("classes", [3, 10])
-def test_rankings_are_those_of_cleanlab(classes: int) -> None:
-    """Probabilities that lean towards the label, some of them confidently to another."""
-    from cleanlab import filter as find
-    from cleanlab import rank
-
-    draw = np.random.default_rng(classes)
-    labels = np.arange(600) % classes
-    scores = draw.normal(size=(600, classes))
-    scores[np.arange(600), np.where(draw.random(600) < 0.8, labels, (labels + 1) % classes)] += 2.0
-    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    ours = cleanlab.trusts(torch.from_numpy(p), torch.from_numpy(labels))
-    for name, settings in {
-        "cleanlab_self_confidence": {"method": "self_confidence"},
-        "cleanlab_margin": {"method": "normalized_margin"},
-        "cleanlab_confident": {"method": "normalized_margin", "adjust_pred_probs": True},
-    }.items():
-        theirs = rank.get_label_quality_scores(labels, p, **settings)
-        np.testing.assert_allclose(ours[name].numpy(), theirs, rtol=1e-10, atol=1e-12)
-    issues = find.find_label_issues(labels, p, filter_by="confident_learning", n_jobs=1)
-    flagged = cleanlab.flagged(torch.from_numpy(p), torch.from_numpy(labels)).numpy()
-    assert flagged.any()
-    assert np.array_equal(flagged, issues)
 
 
 def test_every_example_is_judged_by_a_model_that_has_not_seen_it() -> None:

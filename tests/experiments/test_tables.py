@@ -16,7 +16,6 @@ from experiments import (
     cifar10_deep,
     digits,
     efficientnet,
-    figures,
     language_pools,
     news,
     noisy_text,
@@ -76,8 +75,7 @@ def reviews(noise: str, root: Any = None) -> news.News:
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Small data in place of the public sets, and small networks in place of the pretrained ones."""
-    for module in (table1, cifar10_deep):
-        monkeypatch.setattr(module, "split", cifar)
+    monkeypatch.setattr(table1, "split", cifar)
     monkeypatch.setattr(digits, "load", public)
     monkeypatch.setattr(news, "read", reviews)
     monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path_factory.getbasetemp() / "texts"))
@@ -107,7 +105,7 @@ def efficient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 TINY: dict[str, dict[str, Any]] = {
-    "table1": {"n_clean": 100, "n_test": 50, "size": 16, "batch_size": 64, "epochs": 2, "model": "mlp"},
+    "table1": {"n_clean": 100, "n_test": 50, "batch_size": 64, "epochs": 2, "model": "mlp"},
     "table2": {"n_source": 200, "n_test": 100, "epochs": 1},
     "cifar10_deep": {
         "n_trusted": 40, "model": "mlp", "epochs": 1, "batch_size": 64, "target_batch_size": 16, "precision": None,
@@ -203,26 +201,16 @@ def instructions(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "right", "soseleto", "soseleto_own", "greats", "less", "embeddings", "bm25",
-        *(pytest.param(line, marks=pytest.mark.long) for line in ("similarity", "balanced", "loss", "soseleto_first")),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("adapter", ["full", pytest.param("lora", marks=pytest.mark.long)])
-def test_lines_of_language_models_run(tmp_path: Path, line: str, adapter: str) -> None:
+@pytest.mark.parametrize("line", ["right", "soseleto", pytest.param("soseleto_shuffled", marks=pytest.mark.long)])
+def test_lines_of_language_models_run(tmp_path: Path, line: str) -> None:
     experiment = table("language")
-    run = experiment.configuration(line, small=True, pool="exchanged", adapter=adapter)
+    run = experiment.configuration(line, small=True, pool="exchanged")
     row = run_one(experiment.data, experiment.measure, run, root=instructions(tmp_path), device="cpu")
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert 0 < row["nll"] < 10
     assert set(row["weights"]) == {"right", "exchanged", "foreign"}
     if line == "right":
         assert row["weights"] == {"right": 1.0, "exchanged": 0.0, "foreign": 0.0}
-    if line == "bm25":
-        assert row["auroc_foreign"] == 1.0
-        assert row["weights"]["foreign"] == 0.0
 
 
 def test_a_pool_of_instructions(tmp_path: Path) -> None:
@@ -234,7 +222,6 @@ def test_a_pool_of_instructions(tmp_path: Path) -> None:
     exchanged = pool.source[14:28]
     assert not right.keys() & {t.question for t in exchanged}
     assert all(t.answer != f"It is {2 * int(t.question.split()[2])}." for t in exchanged)
-    assert pool.files == ["gsm8k"] * 28 + [name for name in pool.files[28:] if name in language_pools.FILES]
 
 
 @pytest.mark.parametrize("line", ["soseleto_usual_probes", "logistic_mixed", "cleanlab"])
@@ -249,21 +236,17 @@ def test_rounds_on_unlabelled_digits_run() -> None:
     assert 0 <= row["guessed_right"] <= 100
     rounds = table2.rounds_of(table2.configuration("soseleto_unlabelled_frozen"))
     learned = table2.rounds_of(table2.configuration("soseleto_unlabelled"))
-    assert rounds is not None
-    assert learned is not None
     assert (rounds.rounds, rounds.views, rounds.method.weight_step) == (5, 4, None)  # type: ignore[attr-defined]
     assert replace(rounds, method=learned.method) == learned
 
 
 def check_sides(sides: Sides, source: int, target: int, heldout: int) -> None:
     """Nothing overlaps, and images are labelled by their number."""
-    assert sides.heldout is not None
     ids = [{int(i) for i in side.ids or ()} for side in (sides.source, sides.target, sides.heldout)]
     assert [len(i) for i in ids] == [source, target, heldout]
     assert len(set.union(*ids)) == source + target + heldout
     for side in (sides.target, sides.heldout):
         assert side.labels.tolist() == [int(i) % 10 for i in side.ids or ()]
-    assert sides.truth is not None
     assert sides.truth.tolist() == [int(i) % 10 for i in sides.source.ids or ()]
 
 
@@ -292,7 +275,6 @@ def test_data_in_the_protocol_of_mlc(noise: float | str, wrong: float) -> None:
     config = cifar10_deep.configuration("strong", noise=noise, n_trusted=100, mlc=True)
     sides = cifar10_deep.data(config)
     assert sides.target.labels.bincount().tolist() == [10] * 10
-    assert sides.truth is not None
     assert sides.truth.bincount().tolist() == [50] * 10
     for c in range(10):
         counts = sides.source.labels[sides.truth == c].bincount(minlength=10)
@@ -315,7 +297,6 @@ def test_sources_of_table2() -> None:
         return table2.data(table2.configuration("soseleto", source=source, **changes))
 
     low = drawn("0-4", n_heldout=50)
-    assert low.heldout is not None
     assert low.target.labels.bincount().tolist() == [5] * 5
     ids = [set(side.ids or ()) for side in (low.target, low.heldout, low.unlabelled)]
     assert ([len(i) for i in ids], len(set.union(*ids))) == ([25, 50, 125], 200)
@@ -323,10 +304,7 @@ def test_sources_of_table2() -> None:
     plain = drawn("0-4", plain=True)
     assert torch.allclose(plain.source.inputs, (low.source.inputs / 255 - 0.444) / 0.175)
     assert torch.allclose(plain.test.inputs, (low.test.inputs / 255 - 0.1307) / 0.3081)
-    assert drawn("0-4", seed=3, draw=1).target.ids == drawn("0-4", seed=4, draw=1).target.ids
     shuffled, mixed = drawn("shuffled"), drawn("grey-cifar")
-    assert shuffled.useless is not None
-    assert mixed.useless is not None
     assert torch.equal(shuffled.useless, shuffled.source.labels != shuffled.source.truth)
     assert 0.3 < float(shuffled.useless.float().mean()) < 0.45  # a half, of which a fifth is right by chance
     assert int(mixed.useless.sum()) == 200
@@ -355,7 +333,6 @@ def test_texts_have_no_truth_to_train_on(minilm: str) -> None:
     )
     assert len({*source, *trusted, *heldout}) == 160
     assert torch.equal(sides.source.labels, texts.labels[source])
-    assert sides.truth is not None
     assert torch.equal(sides.truth, texts.truth[source])
     assert sides.target.labels.equal(texts.truth[trusted])
     assert int(sides.target.labels.min()) >= 0  # only checked ones
@@ -467,14 +444,3 @@ def test_cells_have_means_spreads_and_counts(tmp_path: Path) -> None:
     assert put_between("a <!-- t -->old<!-- /t --> b", "t", "new") == "a <!-- t -->\nnew\n<!-- /t --> b"
     saved = save(tmp_path / "some.json", started("table").merged(rows))
     assert load(saved).rows == tuple(json.loads(json.dumps(rows)))
-
-
-def test_the_figures_of_the_appendix(tmp_path: Path) -> None:
-    rows = load(ROOT / "results" / "svhn-mnist.json").rows
-    assert "percent above 0.8" in figures.useful_classes(rows, tmp_path / "classes.svg").read_text()
-    noisy = load(ROOT / "results" / "cifar10-noise.json").rows
-    drawn = figures.effective_noise(noisy, tmp_path / "effective-noise.svg").read_bytes()
-    assert drawn == (ROOT / "docs" / "results" / "effective-noise.svg").read_bytes()
-    facts = [{"class": "0", "best": ["3", "4"], "worst": ["19", "0"]}]
-    picture = figures.best_and_worst(facts, images(20, 1, 8), tmp_path / "digits.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -16,6 +16,7 @@ datasets = pytest.importorskip("datasets")
 
 from ranks import together  # noqa: E402
 from soseleto import Selection, Soseleto  # noqa: E402
+from soseleto.defaults import resolve  # noqa: E402
 from soseleto.engines.layerwise import LayerwiseEngine  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.batches import INDEX  # noqa: E402
@@ -27,6 +28,9 @@ from soseleto.integrations.huggingface import (  # noqa: E402
     default_loss,
     mean_embeddings,
 )
+from soseleto.integrations.texts import write_run  # noqa: E402
+from soseleto.report.export import export_ranking  # noqa: E402
+from soseleto.run_folder.folder import RunFolder  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -199,9 +203,9 @@ def llama() -> Any:
 LENGTHS_OF_TEXTS = (5, 9, 2, 7, 1, 6)
 
 
-def of_lengths(seed: int) -> list[dict[str, Any]]:
+def of_lengths(seed: int, lengths: tuple[int, ...] = LENGTHS_OF_TEXTS) -> list[dict[str, Any]]:
     draw = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(3, 30, (n,), generator=draw).tolist() for n in LENGTHS_OF_TEXTS]
+    ids = [torch.randint(3, 30, (n,), generator=draw).tolist() for n in lengths]
     return [{"input_ids": row, "labels": [-100, *row[1:]] if at % 2 else row} for at, row in enumerate(ids)]
 
 
@@ -284,21 +288,32 @@ def padded_texts(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {k: torch.tensor([row[k] + [value] * (length - len(row[k])) for row in rows]) for k, value in pad.items()}
 
 
-def answers(n: int, *, cut: tuple[int, ...] = ()) -> Any:
-    """Rows of eight tokens, of which the last four have labels; in those that are ``cut`` none has."""
-    labels = [[-100] * 4 + ([-100] * 4 if i in cut else [5, 6, 7, 8]) for i in range(n)]
-    return datasets.Dataset.from_dict({"input_ids": [[3, 4, 5, 6, 5, 6, 7, 8]] * n, "labels": labels})
-
-
-def test_examples_without_a_label_are_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source, target = answers(16, cut=(3, 11)), answers(8)
-    made = {"train_dataset": source, "target_dataset": target, "data_collator": transformers.default_data_collator}
-    trained = trainer(tmp_path, gpt2(), **made)
+def test_a_run_folder_with_texts(tmp_path: Path) -> None:
+    rows = [row for seed in range(7) for row in of_lengths(seed, (5, 7, 9, 12))]
+    made = {"train_dataset": rows[:24], "target_dataset": rows[24:], "data_collator": padded_texts}
+    args = {"num_train_epochs": 2, "per_device_train_batch_size": 6, "logging_steps": 1}
+    trained = trainer(tmp_path / "out", llama(), args=args, target_batch_size=4, **made)
     trained.train()
-    said = [text for text in caplog.messages if "no token with a label" in text]
-    assert said
-    assert said[-1].startswith("2 examples of train_dataset have no token with a label (places 3, 11)")
-    assert (trained.weights[[3, 11]] == 1.0).all()
+    words, files = [f"<b>text</b> {i}" for i in range(24)], ["sums" if i % 3 else "plays" for i in range(24)]
+    page = write_run(trained, tmp_path / "run", texts=words, files=files).read_text("utf-8")
+    assert "Trained on 24 source and 4 target examples for 2 epochs in" in page
+    assert "&lt;b&gt;text&lt;/b&gt; " in page
+    assert "<b>text" not in page
+    for group in ("sums", "plays", "5 tokens", "12 tokens"):
+        assert f'<th scope="row">{group}</th>' in page
+    assert "cover 100 % of the trainable parameters" in page
+    run = RunFolder.open(tmp_path / "run")
+    ranking = run.ranking()
+    places = ranking["id"].astype(int)
+    assert sorted(places) == list(range(24))
+    torch.testing.assert_close(torch.tensor(ranking["weight"]), trained.weights[places])
+    assert list(ranking["score"]) == sorted(ranking["score"], reverse=True)
+    assert [int(name.split()[1]) for name in ranking["x0"]] == places.tolist()
+    assert len(run.metrics()) == 2 + 2 * 4
+    assert export_ranking(run.path, worst=3).decode().startswith("id,label,weight,score,visits,tokens,text\n")
+    assert "5 tokens" in write_run(trained, tmp_path / "plain").read_text("utf-8")
+    with pytest.raises(UsageError, match="files has 1 entries for 24 examples"):
+        write_run(trained, tmp_path / "other", files=["sums"])
 
 
 @pytest.mark.parametrize(
@@ -365,6 +380,8 @@ def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
     assert not all(torch.equal(p, q) for p, q in zip(twice.model.parameters(), bert().parameters(), strict=True))
     assert int(found[1][2].sum()) == 4 * 8
+    expected = resolve(bert(), classes=True, ends_in_linear=True, n_source=48, epochs=1)
+    assert twice.selection.settings.method == expected.method
 
 
 def replicated(reducer: Any, folder: str) -> Any:
@@ -391,7 +408,7 @@ def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
 
 
 FULLY_SHARD = {"version": 2, "transformer_layer_cls_to_wrap": "BertLayer"}
-SHARDED_ARGS = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "max_steps": 6, "logging_steps": 1}
+SHARDED_ARGS = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "max_steps": 4, "logging_steps": 1}
 
 
 def sharded(folder: str, **args: Any) -> Any:
@@ -416,11 +433,11 @@ def found_by(trained: Any) -> dict[str, Any]:
 
 
 def fully_sharded(reducer: Any, folder: str) -> Any:
-    """A training, and one that is cut after a checkpoint and resumed; whether all is placed as the parameters are."""
+    """A training, and one from its checkpoint on; whether all is placed as the parameters are."""
     from torch.distributed.tensor import DTensor
 
     os.environ |= {"LOCAL_RANK": str(reducer.rank), "LOCAL_WORLD_SIZE": str(reducer.ranks)}
-    whole, seen = sharded(folder + "/whole"), []
+    whole, seen = sharded(folder, save_strategy="steps", save_steps=2), []
 
     class Looking(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
@@ -431,14 +448,10 @@ def fully_sharded(reducer: Any, folder: str) -> Any:
 
     whole.add_callback(Looking())
     whole.train()
-    saving = {"save_strategy": "steps", "save_steps": 3}
-    cut = sharded(folder + "/cut", **saving)
-    cut.add_callback(StopAt(4))
-    cut.train()
-    again = sharded(folder + "/cut", **saving)
+    again = sharded(folder)
     with torch.no_grad():
         again.model.classifier.weight.zero_()
-    again.train(resume_from_checkpoint=folder + "/cut/checkpoint-3")
+    again.train(resume_from_checkpoint=folder + "/checkpoint-2")
     with pytest.raises(UsageError, match="cpu_offload of fsdp_config keeps parameters on another"):
         sharded(folder, fsdp_config={**FULLY_SHARD, "cpu_offload": True})
     return found_by(whole), found_by(again), all(seen)

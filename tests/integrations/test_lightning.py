@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 
 import soseleto  # noqa: E402
 from ranks import together  # noqa: E402
+from soseleto.defaults import resolve  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.batches import Numbered, WithIndex  # noqa: E402
 from soseleto.integrations.lightning import SelectionModule, selection_loaders  # noqa: E402
@@ -56,14 +57,16 @@ def data() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(x[:120], given[:120]), TensorDataset(x[120:], y[120:])
 
 
-def train(folder: Path, model: Model, epochs: int, **kwargs: Any) -> Any:
+OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+QUIET: dict[str, Any] = {"accelerator": "cpu", **dict.fromkeys(OFF, False)}
+
+
+def train(folder: Path, model: Model, epochs: int, ckpt_path: Path | None = None, **kwargs: Any) -> Any:
     source, target = data()
     torch.manual_seed(3)
-    resume = kwargs.pop("ckpt_path", None)
-    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(default_root_dir=folder, max_epochs=epochs, **settings, **kwargs)
+    trainer = lightning.Trainer(default_root_dir=folder, max_epochs=epochs, **QUIET, **kwargs)
     loaders = selection_loaders(source, target, batch_size=24, target_batch_size=16)
-    trainer.fit(model, loaders, torch.utils.data.DataLoader(target, 60), ckpt_path=resume)
+    trainer.fit(model, loaders, DataLoader(target, 60), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -71,7 +74,7 @@ def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
     model = Model()
     with pytest.raises(UsageError, match=r"call Trainer\.fit first"):
         _ = model.selection
-    trainer = train(tmp_path, model, 12, enable_checkpointing=False, gradient_clip_val=1.0)
+    trainer = train(tmp_path, model, 12, gradient_clip_val=1.0)
     assert float(trainer.callback_metrics["accuracy"]) > 0.85
     assert {"source_loss", "target_loss"} <= set(trainer.callback_metrics)
     assert (model.selection.visits == 12).all()
@@ -89,18 +92,8 @@ def test_a_grad_scaler_changes_no_gradient(tmp_path: Path) -> None:
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**16)):
         precision = lightning.pytorch.plugins.MixedPrecision("bf16-mixed", "cpu")
         precision.scaler = scaler
-        train(tmp_path, Watched(), 1, plugins=[precision], gradient_clip_val=0.01, enable_checkpointing=False)
+        train(tmp_path, Watched(), 1, plugins=[precision], gradient_clip_val=0.01)
     assert norms[5:] == pytest.approx(norms[:5], rel=1e-3)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_accumulated_batches_make_one_step(tmp_path: Path, accumulate: int) -> None:
-    model, steps = Model(), list[int]()
-    model.on_before_optimizer_step = lambda optimizer: steps.append(model.trainer.fit_loop.batch_idx)  # type: ignore[method-assign]
-    train(tmp_path, model, 1, enable_checkpointing=False, accumulate_grad_batches=accumulate)  # five batches
-    assert steps == ([0, 1, 2, 3, 4] if accumulate == 1 else [1, 3, 4])
-    assert model.rates[-1] == pytest.approx(0.3 * (1 - len(steps) / 200))
-    assert (model.selection.visits == 1).all()
 
 
 class Split(Model):
@@ -136,9 +129,7 @@ METHOD = soseleto.Soseleto(gradients=soseleto.pieces.target_share(0.3))
 
 def fitted(model: Model, given: CombinedLoader, folder: Path, epochs: int = 2, **more: Any) -> Any:
     resume = more.pop("ckpt_path", None)
-    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    settings |= {"max_epochs": epochs, "default_root_dir": folder, "enable_checkpointing": False, **ACCUMULATED, **more}
-    trainer = lightning.Trainer(**settings)
+    trainer = lightning.Trainer(default_root_dir=folder, max_epochs=epochs, **QUIET, **ACCUMULATED, **more)
     trainer.fit(model, given, ckpt_path=resume)
     return trainer
 
@@ -221,7 +212,7 @@ def test_two_ranks_train_and_resume_as_one_process(tmp_path: Path, how: str) -> 
 
 def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
     whole = Model()
-    trainer = train(tmp_path, whole, 2, enable_checkpointing=False)
+    trainer = train(tmp_path, whole, 2)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     before = whole.selection.weights
     read = Model.load_from_checkpoint(tmp_path / "two.ckpt")
@@ -230,7 +221,7 @@ def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
     again = Model()
     with torch.no_grad():
         again.net[0].weight.zero_()
-    train(tmp_path, again, 3, enable_checkpointing=False, ckpt_path=tmp_path / "two.ckpt")
+    train(tmp_path, again, 3, ckpt_path=tmp_path / "two.ckpt")
     assert (again.selection.visits == 3).all()
     assert saved["selection"]["settings"] == again.selection.state_dict()["settings"]
     assert not torch.equal(again.selection.weights, before)
@@ -245,7 +236,9 @@ def test_a_schedule_that_watches_a_metric_gets_it(tmp_path: Path) -> None:
             )
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "source_loss"}}
 
-    watching = Watching()
-    train(tmp_path, watching, 3, enable_checkpointing=False)
+    watching = Watching(classes=2)
+    train(tmp_path, watching, 3)
     assert watching.rates[0] == 0.4
     assert watching.rates[-1] < 0.4  # no loss is better by 10
+    expected = resolve(Watching(classes=2), classes=True, ends_in_linear=True, n_source=120, epochs=3)
+    assert watching.selection.settings.method == expected.method

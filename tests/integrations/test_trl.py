@@ -91,7 +91,7 @@ def test_every_task_of_the_target_is_prepared(tmp_path: Path) -> None:
         assert list(made.target_dataset[name]["input_ids"]) == ids
 
 
-@pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}, {}])
+@pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}])
 def test_losses_and_alignments_of_a_batch_are_those_of_each_text_alone(tmp_path: Path, settings: Any) -> None:
     source = texts(24, 0, long=() if "padding_free" in settings else (3, 11))
     made = trainer(tmp_path, source, **settings)
@@ -102,7 +102,7 @@ def test_losses_and_alignments_of_a_batch_are_those_of_each_text_alone(tmp_path:
         places = batch.pop(INDEX).tolist()
         seen += places
         losses, found = alignment(model, loss, batch, direction, engine="layerwise")
-        assert (len(batch["input_ids"]) == 1) == bool(settings)
+        assert len(batch["input_ids"]) == 1
         for i, place in enumerate(places):
             alone = loss(model, row_of(source[place]))[0]
             torch.testing.assert_close(losses[i], alone.detach())
@@ -123,16 +123,6 @@ def test_packed_rows_give_every_text_its_own_weight(tmp_path: Path, caplog: pyte
     assert made.selection.scores.unique().numel() == 23  # one of them 0, of the texts that were left out
     assert (made.weights[[3, 11]] == 1.0).all()
     assert "2 examples of train_dataset have no token with a label (places 3, 11)" in caplog.text
-
-
-def test_batches_without_padding_train_as_padded_ones(tmp_path: Path) -> None:
-    found = []
-    for padding_free in (True, False):
-        made = trainer(tmp_path, texts(24, 0), padding_free=padding_free, max_length=None)
-        made.train()
-        found.append([made.weights, made.selection.scores, *made.model.parameters()])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_target_is_prepared_as_the_source_is(tmp_path: Path) -> None:

@@ -135,7 +135,6 @@ def test_steps_against_a_loop() -> None:
                     parameters, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True
                 ):
                     parameter -= 0.1 * slope
-        assert state.weights is not None
         torch.testing.assert_close(state.weights.values, p.mean(0).gather(1, source.labels[:, None]).squeeze(1).float())
         if step % 2 == 0:
             of_label = p.gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)

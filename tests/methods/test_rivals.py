@@ -59,7 +59,6 @@ def test_a_step_of_fixmatch_against_a_loop(views: int) -> None:
                     of_source = of_source + entropy(EYE[q.argmax()], p[T + view * B + i]) / (views - 1) / B
         descend(slow, of_target + 0.7 * of_source)
         follow(mean, slow, min(0.5, (1 + step) / (10 + step)))
-        assert state.weights is not None
         assert state.weights.values.tolist() == pytest.approx(weights, rel=1e-6)
         assert float(numbers["source_loss"]) == pytest.approx(float(of_source.detach()))
         assert float(numbers["target_loss"]) == pytest.approx(float(of_target.detach()))
@@ -136,9 +135,8 @@ def slow_loss(p: Tensor, y: Tensor, labelled: list[bool], factor: float) -> Tens
     return sum(believed) / max(1, len(believed)) + factor * sum(others) / max(1, len(others)) + uneven
 
 
-@pytest.mark.parametrize("penalty", [False, True])
-def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
-    method = DivideMix(warm_up=0.2, ramp=0.4, confidence_penalty=penalty)
+def test_steps_of_divide_mix_against_a_loop() -> None:
+    method = DivideMix(warm_up=0.2, ramp=0.4)
     model, losses = net(), torch.zeros(2, B, dtype=torch.float64)
     state = method.init(task(model))
     slow = [copy.deepcopy(network) for network in state.networks.both]
@@ -163,8 +161,6 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
             if step < 2:
                 scores = slow[k](torch.cat([source.inputs[k], target.inputs[k]]))
                 loss = F.cross_entropy(scores, torch.cat([source.labels, target.labels]))
-                q = scores.softmax(1)
-                loss = loss + (q * q.log()).sum() / (B + T) if penalty else loss
             else:
                 w, given = right[1 - k], []
                 for i in range(B):
@@ -178,7 +174,6 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
                 labelled = [bool(one > 0.5) for one in w] * 2 + [True] * 2 * T
                 loss = slow_loss(slow[k](x).softmax(1), y, labelled, 25.0 * min(1.0, (step - 2) / 4))
             descend(slow[k], loss)
-        assert state.weights is not None
         torch.testing.assert_close(state.weights.values, right.mean(0).float())
         if step % 2 == 1:
             right = torch.stack([right_probability(one) for one in losses]).float().double()  # as it is kept
@@ -247,7 +242,7 @@ class NeverWaiting(TorchDispatchMode):
     [
         FixMatch(),
         DivideMix(warm_up=0.0),
-        DivideMix(confidence_penalty=True),
+        DivideMix(),
         ProMix(warm_up=0.0, agree_after=0.0),
         ProMix(warm_up=1.0),
     ],

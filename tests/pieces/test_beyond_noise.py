@@ -25,7 +25,6 @@ def test_the_evidence_is_the_mean_minus_its_standard_error() -> None:
             seen[j].append(value)
         squares = [float(((u := torch.tensor(one, dtype=torch.float64)) - u.mean()).square().sum()) for one in seen]
         usual = sum(squares) / max(1, sum(len(one) - 1 for one in seen if one))
-        assert found.evidence is not None
         for j, evidence in zip(source.index.tolist(), found.evidence.tolist(), strict=True):
             n, mean = len(seen[j]), sum(seen[j]) / len(seen[j])
             error = ((PRIOR * usual + squares[j]) / (PRIOR + n - 1) / n) ** 0.5
@@ -43,7 +42,6 @@ def test_scatter_moves_no_weight_and_a_steady_sign_does() -> None:
         q = torch.randn(len(source.index), generator=draw)
         q[0] -= 2.0
         evidence = piece.update(Alignment(q), state, Step(problem, source, target)).evidence
-        assert evidence is not None
         moved[source.index] += evidence
     assert moved[source.index[0]] < -20
     # most of it by the first visit, which has no estimate of noise

@@ -120,7 +120,6 @@ def test_a_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
         method.step(first, *batches(step))
     checkpoint.save(tmp_path, 3, {"method": first.state(), "optimizer": first.optimizer.state_dict()})
     found = checkpoint.load_last(tmp_path, lambda text: None)
-    assert found is not None
     second = method.init(task_of(name))
     second.task.model.load_state_dict(copy.deepcopy(first.task.model.state_dict()))
     second.optimizer.load_state_dict(found[1]["optimizer"])

@@ -69,13 +69,11 @@ def test_alignments_are_those_of_adams_step(engine: str) -> None:
         expected = [sum((g * d).sum() for g, d in zip(own, direction, strict=True)) for own in of_examples]
 
         found = method.evaluate(state, source, target)
-        assert found.step.passes is not None
         q = method.direction.correct(found.step.passes.alignment, state.pieces["direction"])
         torch.testing.assert_close(q, torch.stack(expected), rtol=1e-10, atol=1e-13)  # type: ignore[arg-type]
         for v, (name, _) in zip(squares, model.named_parameters(), strict=True):
             v.mul_(BETA).addcmul_(found.gradients[name], found.gradients[name], value=1 - BETA)
         take_step(state.task, state, found.gradients)
-        assert state.schedule is not None
         state.schedule.step()  # the first rates count, whatever the schedule makes of them
         state.advance(1)
 

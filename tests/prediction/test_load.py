@@ -18,11 +18,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import soseleto
+from soseleto.data.feeding import Prepare
 from soseleto.data.read import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
 from soseleto.prediction import export
 from soseleto.prediction.export import export_onnx
+from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import CALIBRATION, RunFolder
 from typing_in import run
 
@@ -45,7 +47,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
 
 
 def out_of(result: soseleto.Result) -> Path:
-    assert result.out is not None
     return result.out
 
 
@@ -56,6 +57,17 @@ def test_load_restores_the_model(trained: soseleto.Result) -> None:
     assert torch.equal(loaded.predict(x), trained.predict(x))
     assert (loaded.classes, loaded.shape, loaded.temperature) == (CLASSES, (1, 28, 28), 1.0)
     assert loaded.class_name(2) == "owl"
+
+
+def test_predictions_are_those_of_evaluation_mode() -> None:
+    """Without dropout, and by a norm's running statistics, also while the model is in training mode."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)).train()
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    found = Predictor(model=model, prepare=Prepare(None, torch.float32), device=torch.device("cpu")).outputs(inputs)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
+    with torch.no_grad():
+        assert torch.allclose(found, model.eval()(inputs), atol=1e-6)
 
 
 def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Path) -> None:

@@ -313,7 +313,6 @@ def test_the_page_is_accessible(run: RunFolder, browser: Browser, theme: str) ->
 def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
     command = [sys.executable, "-m", "soseleto", "review", str(run.path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("review: http://127.0.0.1:"), line
     browser.open(line.removeprefix("review: ").strip())

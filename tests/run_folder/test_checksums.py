@@ -47,7 +47,6 @@ def test_every_file_is_listed_and_later_writes_keep_the_list_current(run: RunFol
     decisions.undo()
     decisions.close()
     listed = files.checksums_of(run.path)
-    assert listed is not None
     assert {*listed, "SHA256SUMS"} == {path.name for path in run.path.iterdir()}
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=run.path, capture_output=True)
     assert checked.returncode == 0

@@ -63,7 +63,6 @@ def trained_on(source: Path, folder: Path, reading: Reading | None = None) -> tu
     run = RunFolder.create(folder)
     run.write_config({})
     ids = [read.id_of(row) for row in range(len(read))]
-    assert read.classes is not None
     labels = [read.classes[label] for label in read.labels.tolist()]
     weight = np.float32([0.0 if row in DROPPED else 1.0 for row in range(len(read))])
     paths = {} if read.paths is None else {"path": list(read.paths)}
@@ -74,7 +73,6 @@ def trained_on(source: Path, folder: Path, reading: Reading | None = None) -> tu
 
 def contents(read: Examples) -> dict[str, tuple[str, list[float]]]:
     """Label and input by id, or by the input itself where a set has no ids."""
-    assert read.classes is not None
     rows = [
         (read.classes[int(label)], value.flatten().tolist())
         for label, value in zip(read.labels, read.inputs, strict=True)

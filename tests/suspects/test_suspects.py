@@ -85,7 +85,6 @@ def test_copies_are_no_probes() -> None:
     twice = Examples(torch.cat([target.inputs, target.inputs[:50]]), torch.cat([target.labels, target.labels[:50]]))
     planted = Data(source, twice).with_probes(soseleto.Probes(share=0.3), seed=0)
     copied = target.inputs[:50].unsqueeze(0)
-    assert planted.probes is not None
     assert len(planted.probes) == 45
     assert not (planted.source.inputs[500:, None] == copied).all(2).any()  # type: ignore[union-attr]
 
@@ -158,7 +157,6 @@ def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor
 def test_suggestions_are_right_where_the_label_is_not(result: soseleto.Result, wrong: Tensor) -> None:
     found = result.suspects()
     hit = found.is_suspect & wrong
-    assert result.source.truth is not None
     assert float((found.suggested == result.source.truth)[hit].float().mean()) > 0.85
     assert bool((found.suggested != result.source.labels).all())
 
@@ -183,7 +181,6 @@ def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
 
 
 def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
-    assert result.out is not None
     folder, found = RunFolder.open(result.out), result.suspects()
     ranking = folder.ranking()
     assert list(ranking)[5:9] == ["predicted_label", "mislabelled_probability", "is_label_issue", "suggested_label"]
@@ -271,10 +268,8 @@ def test_a_class_without_target_examples_has_no_suspects(lacking: soseleto.Resul
 
 
 def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
-    assert lacking.out is not None
     folder, count = RunFolder.open(lacking.out), lacking.suspects().unknown
     ranking, kept = folder.ranking(), folder.suspects()
-    assert kept is not None
     assert kept["unknown"] == int(ranking["is_unknown"].sum()) == count
     assert f"unknown for {count:,} examples of or like a class without target examples" in describe_list(folder.path)
     assert about_unknown(ranking) in write_report(folder.path).read_text()
@@ -329,5 +324,4 @@ def test_batches_padded_to_different_lengths_have_features_of_one_width() -> Non
     source, target = (LazyDataset(sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2), Lambda(lambda outputs: outputs.mean(1)))
     found = wrong_share(model, make_prepare(source, model, standardize=None), Data(source, target), seed=0)
-    assert found is not None
     assert 0 <= found < 1
