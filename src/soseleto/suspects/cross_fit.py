@@ -10,8 +10,8 @@
 5. The answers of three trainings, on the trusted examples alone, on all labels alike and by belief, are multiplied:
    Q ∝ Πⱼ Qⱼ^aⱼ with the exponents aⱼ ≥ 0 that make held-out trusted labels most likely. So the joined answer is
    calibrated, and the trusted examples say how much each training is worth.
-6. Labels are ranked by B with R[k, y] = (C[k, y] + 1)² / (E[k, y] + 1)² in place of T, where C[k, y] = Σᵢ Q[i, k]·[yᵢ = y]
-   counts labels and E[k, y] = Σᵢ Q[i, k]·Q[i, y] what would be counted if all labels were right: a class counts as
+6. Labels are ranked by B with R[k, y] = (C[k, y] + 1)² / (E[k, y] + 1)² in place of T. C[k, y] = Σᵢ Q[i, k]·[yᵢ = y]
+   counts labels, and E[k, y] = Σᵢ Q[i, k]·Q[i, y] is what it would be if all labels were right: a class counts as
    confused with another only beyond what the classifiers leave open by themselves. (T takes that for confusion too, so
    that mistakes on hard examples ranked worse than by Q[i, yᵢ] alone.)
 
