@@ -242,7 +242,7 @@ class Selection:
         run = self._run_for(source, target) if factor is None else self._backward
         with self._losses.inside(device, inside):
             numbers, gradients = _apart(run(source, target))
-        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor, run is self._backward)
+        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor)
         average_running_statistics(state.task.model, self._sharing.reducer)
         self._log_alignments()
         return numbers
@@ -293,7 +293,8 @@ class Selection:
 
         Ranks all hold the same. Tensors are copies, which later steps do not change.
         """
-        kept = gathered(self._state.state()) if self._is_sharded else copy.deepcopy(self._state.state())
+        state = self._state.state()
+        kept = copy.deepcopy(gathered(state) if self._is_sharded else state)
         return {**kept, "settings": to_data(self._method), "known": dict(self._known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,6 +307,7 @@ class Selection:
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
             )
         self._state.load_state(parts_of(state, shards(self._task.model)) if self._is_sharded else state)
+        self._recorded.clear()
 
     @property
     def _is_sharded(self) -> bool:
@@ -355,19 +357,17 @@ def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Te
     return {name: value.clone() for name, value in found.items() if not name.startswith(GRADIENT)}, gradients
 
 
-def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float, owned: bool) -> None:
+def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
     """Add to ``.grad``, as ``backward`` does.
 
-    owned: whether the gradients are nobody else's; those of a CUDA graph are overwritten by its next replay.
+    Copies: parameters may share a gradient, and those of a CUDA graph are overwritten by its next replay.
     """
-    given = [(p, gradients[name]) for name, p in model.named_parameters() if name in gradients]
-    values = [g for _, g in given]
-    if not owned or not isinstance(factor, float) or factor != 1.0:
-        values = list(torch._foreach_mul(values, factor)) if values else []
-    present = [(p.grad, g) for (p, _), g in zip(given, values, strict=True) if p.grad is not None]
-    if present:
+    parameters = [p for name, p in model.named_parameters() if name in gradients]
+    named = [gradients[name] for name, _ in model.named_parameters() if name in gradients]
+    values = torch._foreach_mul(named, factor) if named else ()
+    if present := [(p.grad, g) for p, g in zip(parameters, values, strict=True) if p.grad is not None]:
         torch._foreach_add_([old for old, _ in present], [new for _, new in present])
-    for (p, _), g in zip(given, values, strict=True):
+    for p, g in zip(parameters, values, strict=True):
         if p.grad is None:
             p.grad = laid_out_like(p, g)
 

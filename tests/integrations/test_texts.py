@@ -74,3 +74,11 @@ def test_texts_and_files_may_be_unknown(trainer: Any, tmp_path: Path) -> None:
     assert "5 to 6 tokens" in page
     with pytest.raises(UsageError, match="files has 1 entries for 24 examples"):
         write_run(trainer, tmp_path / "other", files=["sums"])
+
+
+def test_of_several_processes_the_first_writes(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from soseleto.integrations.texts import write_run
+
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
+    assert write_run(trainer, tmp_path / "run") == tmp_path / "run" / "report.html"
+    assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from small_tasks import noisy_task
 from soseleto import Selection, Soseleto
-from soseleto.data.batches import Batch
+from soseleto.data.batches import Batch, generator
 from soseleto.engines.interface import Passes
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, from_features, preconditioned, running_mean, scale_by_rms
@@ -74,7 +74,9 @@ def test_weights_are_expected_by_the_regression_on_all_earlier_visits() -> None:
         u = np.concatenate([u, own])
 
 
-def test_more_features_than_the_largest_number_are_projected() -> None:
+def test_more_features_than_the_largest_number_are_projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr("soseleto.pieces.features.generator", lambda *of: drawn.append(1) or generator(*of))
     x, piece = features(N, LARGEST + 1), from_features()
     problem, visits = steps(x)
     state = piece.init(problem)
@@ -85,6 +87,7 @@ def test_more_features_than_the_largest_number_are_projected() -> None:
     piece.before(rows, state, visits[2].source, problem)
     assert bool(rows.isfinite().all())
     assert rows[0].std() > 0
+    assert len(drawn) <= 1  # every step has the same directions
 
 
 def test_features_that_never_differ_and_batches_that_all_hurt() -> None:
@@ -113,7 +116,8 @@ def loop(n: int, **arguments: Any) -> tuple[Selection, Tensor]:
     x, own, other = draw(n, 10), draw(10), 2.0 * draw(10)
     y = torch.where(group == 0, x @ own, x @ other)
     model = nn.Linear(10, 1)
-    nn.init.zeros_(model.weight)
+    for p in model.parameters():
+        nn.init.zeros_(p)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     of_groups = draw(4, 20)[group] + 0.5 * draw(n, 20)
     selection = Selection(model, n_source=n, loss=squared, features=of_groups, optimizer=optimizer, **arguments)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -103,6 +104,12 @@ def _features(task: Task, source: Batch) -> Tensor:
             f"features have shape {tuple(x.shape)} for {len(source)} examples: give one row of numbers per example."
         )
     if x.shape[1] > LARGEST:
-        directions = torch.randn(x.shape[1], LARGEST, generator=generator(0, "features", x.shape[1]))
-        x = x @ directions.to(x) / math.sqrt(LARGEST)
+        x = x @ _directions(x.shape[1], x.device)
     return x
+
+
+@lru_cache(maxsize=2)
+def _directions(width: int, device: torch.device) -> Tensor:
+    """Random ones, kept, since they are used in every step, and a CUDA graph cannot copy them to the GPU."""
+    drawn = torch.randn(width, LARGEST, generator=generator(0, "features", width))
+    return drawn.to(device, torch.float64) / math.sqrt(LARGEST)
