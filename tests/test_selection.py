@@ -156,7 +156,7 @@ class Pair(NamedTuple):
     [
         (lambda x, y: {"x": x, "label": y}, lambda b: (b["x"], b["label"])),
         (lambda x, y: [{"inputs": (x[:, :2], x[:, 2:])}, y], lambda b: (torch.cat(b[0]["inputs"], 1), b[1])),
-        (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4], b[:, 4].long())),
+        (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4].contiguous(), b[:, 4].long())),
         (lambda x, y: Pair(x, y), lambda b: (b.x, b.y)),
     ],
     ids=["dict", "nested", "tensor", "named tuple"],

@@ -44,9 +44,8 @@ from experiments.methods.two_networks import Networks, two_views
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.fine_tuning import PhasedState
-from soseleto.methods.state import require_classes, view_scores
-from soseleto.methods.teacher import no_steps, one_hot, quantiles, sharpened
+from soseleto.methods.baselines import PhasedState
+from soseleto.methods.teacher import no_steps, one_hot, quantiles, require_classes, sharpened, view_scores
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights

@@ -64,9 +64,8 @@ from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.fine_tuning import PhasedState
-from soseleto.methods.state import require_classes, view_scores
-from soseleto.methods.teacher import SMALLEST, no_steps, one_hot, sharpened
+from soseleto.methods.baselines import PhasedState
+from soseleto.methods.teacher import SMALLEST, no_steps, one_hot, require_classes, sharpened, view_scores
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task

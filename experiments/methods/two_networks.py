@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from soseleto.data.batches import Batch
 from soseleto.data.structure import scores_of
 from soseleto.errors import UsageError
-from soseleto.methods.state import views_of
+from soseleto.methods.teacher import views_of
 
 
 class Networks(nn.Module):

@@ -233,14 +233,12 @@ class Soseleto:
         assert self.weight_step is not None
         return self.weight_step * state.lr_left
 
-    def _first_weights(self, task: Task) -> Tensor | float:
-        if self.initial_weight != "beliefs":
-            return self.initial_weight
-        return 1.0 if task.beliefs is None else task.beliefs
-
     def start(self, task: Task) -> SoseletoState:
         """The state without an optimizer, for a training loop that has its own."""
-        weights = Weights(task.n_source, initial=self._first_weights(task), device=task.device)
+        first: Tensor | float = self.initial_weight if self.initial_weight != "beliefs" else 1.0
+        if self.initial_weight == "beliefs" and task.beliefs is not None:
+            first = task.beliefs
+        weights = Weights(task.n_source, initial=first, device=task.device)
         slots = {slot: getattr(self, slot) for slot in SLOTS if slot != "source_loss"}
         pieces = {slot: piece for slot, piece in slots.items() if piece is not None}
         reads_layer = self.weight_step is not None and any(piece.reads_layer for piece in pieces.values())

@@ -31,8 +31,10 @@ once or twice, so that weights must be there before an example's first visit. Me
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -66,7 +68,6 @@ from soseleto.pieces import (
 )
 from soseleto.schedules import linear, warmup_cosine
 from soseleto.task import optimizers
-from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 
 Inputs = Literal["images", "tokens", "rows", "other"]
@@ -225,6 +226,30 @@ class Settings:
 def name_of(function: Any) -> str | None:
     """The name of a function, as ``config.json`` holds it."""
     return None if function is None else getattr(function, "__qualname__", None) or repr(function)
+
+
+def to_data(value: Any) -> Any:
+    """Settings in the types that JSON has, for ``config.json``.
+
+    A frozen dataclass becomes ``{"name": its class, field: value, ...}``. A function of the user's own is kept by its
+    name alone, and a tensor by a digest of its values, which is enough to compare two runs.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **fields}
+    if isinstance(value, Tensor):
+        values = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest = hashlib.sha256(f"{value.dtype}".encode() + values.tobytes()).hexdigest()
+        return {"object": "Tensor", "shape": list(value.shape), "values": digest}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return {"function": f"{value.__module__}.{value.__qualname__}"}
+    return {"object": type(value).__name__}
 
 
 def resolve(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,8 +118,8 @@ def score(
         "parameters": sum(p.numel() for p in trainable(model).values()),
     }
     if out is not None and not checkpoints:
-        at = model.state_dict(), {} if optimizer is None else optimizer.state_dict()
-        asked["model"] = content_of(at).hexdigest()
+        values = model.state_dict(), {} if optimizer is None else optimizer.state_dict()
+        asked["model"] = content_of(values).hexdigest()
     parts = _Parts(None if out is None else Path(out), len(pool), batch_size * PER_PART, len(steps))
     reducer.first(lambda: parts.begin(asked))
     engine = make_engine("auto")
@@ -139,7 +139,7 @@ def score(
         total = {name: g.to(parameters[name].dtype) for name, g in total.items()}
         return total if optimizer is None else as_optimizer_steps(total, ParameterStates(optimizer, model))
 
-    with _restored(model, optimizer, needed=bool(checkpoints)), evaluation_mode(model):
+    with _restored(model, optimizer) if checkpoints else nullcontext(), evaluation_mode(model):
         for step, path in enumerate(steps):
             missing = reducer.first(partial(parts.missing, step))
             if not missing:
@@ -205,11 +205,8 @@ class _Parts:
 
 
 @contextmanager
-def _restored(model: nn.Module, optimizer: Optimizer | None, *, needed: bool) -> Iterator[None]:
+def _restored(model: nn.Module, optimizer: Optimizer | None) -> Iterator[None]:
     """Give model and optimizer their own values back afterwards."""
-    if not needed:
-        yield
-        return
     before = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     states = None if optimizer is None else optimizer.state_dict()
     try:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from soseleto.algorithm import Evaluated, Soseleto
 from soseleto.data import structure
 from soseleto.data.batches import Batch
-from soseleto.defaults import resolve
+from soseleto.defaults import resolve, to_data
 from soseleto.engines import trainable
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
@@ -39,7 +39,6 @@ from soseleto.pieces.direction import ADAMS
 from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
-from soseleto.task.settings import to_data
 from soseleto.task.task import Coverage, Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
@@ -122,7 +121,7 @@ class Selection:
             losses=self._losses,
             n_source=n_source,
             steps=0,
-            shared=_trained(model) - of_source - of_target,
+            shared=frozenset(trainable(model)) - of_source - of_target,
             target_head=of_target,
             make_optimizer=_no_optimizer,
             device=device,
@@ -249,28 +248,27 @@ class Selection:
 
     def _backward(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step without that of the optimizer; the gradients are among the numbers."""
-        found = self._method.evaluate(self._state, source, target)
+        evaluated = self._method.evaluate(self._state, source, target)
         if self._method.weight_step is not None:
-            self._method.move(self._state, found)
-        self._exchange(found)
+            self._method.move(self._state, evaluated)
+        self._exchange(evaluated)
         self._state.advance(1)
-        return {**found.numbers, **{GRADIENT + name: g for name, g in found.gradients.items()}}
+        return {**evaluated.numbers, **{GRADIENT + name: g for name, g in evaluated.gradients.items()}}
 
     def _run_for(self, source: Batch, target: Batch) -> Callable[[Batch, Batch], dict[str, Tensor]]:
         """The step, as a CUDA graph where that is asked for and every part of the batches is a tensor."""
         parts = pytree.tree_leaves((source.inputs, target.inputs))
         if not self._records or not all(isinstance(part, Tensor) for part in parts):
             return self._backward
-        kind, device = None, self._state.task.device.type
-        if torch.is_autocast_enabled(device):
-            kind = torch.get_autocast_dtype(device)
-        if kind not in self._recorded:
-            self._recorded[kind] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
-        return self._recorded[kind]
+        device = self._state.task.device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if precision not in self._recorded:
+            self._recorded[precision] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
+        return self._recorded[precision]
 
     def _read_trained(self) -> None:
         """The parameters of θ, anew: layers may be unfrozen or added during a training."""
-        shared = _trained(self._task.model) - self._of_source - self._task.target_head
+        shared = frozenset(trainable(self._task.model)) - self._of_source - self._task.target_head
         if shared != self._task.shared:
             self._task = replace(self._task, shared=shared)
             self._recorded.clear()
@@ -330,13 +328,13 @@ class Selection:
         alone = self._sharing.reducer.ranks == 1
         return LoopBatch(index, structure.plain(data) if self._records else data, index, None if alone else whole)
 
-    def _exchange(self, found: Evaluated) -> None:
+    def _exchange(self, evaluated: Evaluated) -> None:
         """Every rank applies the moves of all ranks, so that all hold the same weights."""
         reducer = self._sharing.reducer
         if reducer.ranks == 1 or self._method.weight_step is None:
             return
         weights, device = self._state.weights, self._state.task.device
-        for index, rows in reducer.every((found.step.source.index.cpu(), found.rows.cpu())):
+        for index, rows in reducer.every((evaluated.step.source.index.cpu(), evaluated.rows.cpu())):
             weights.put(index.to(device), rows.to(device))
 
 
@@ -351,10 +349,10 @@ def _by_batch(features: Features, n_source: int, device: torch.device) -> Callab
     return lambda batch: rows[batch.index]
 
 
-def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _apart(numbers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Numbers, which the next step must not overwrite, and gradients."""
-    gradients = {name.removeprefix(GRADIENT): g for name, g in found.items() if name.startswith(GRADIENT)}
-    return {name: value.clone() for name, value in found.items() if not name.startswith(GRADIENT)}, gradients
+    gradients = {name.removeprefix(GRADIENT): g for name, g in numbers.items() if name.startswith(GRADIENT)}
+    return {name: value.clone() for name, value in numbers.items() if not name.startswith(GRADIENT)}, gradients
 
 
 def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
@@ -392,10 +390,6 @@ def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
     if not found:
         raise UsageError(f"{argument} matches no parameter of the model: give a submodule or prefixes of names.")
     return found
-
-
-def _trained(model: nn.Module) -> frozenset[str]:
-    return frozenset(trainable(model))
 
 
 def _require_same(model: nn.Module, reducer: Reducer) -> None:

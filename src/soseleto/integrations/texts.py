@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from soseleto.defaults import to_data
 from soseleto.errors import UsageError
 from soseleto.integrations.batches import INDEX
 from soseleto.report.html import write_report
 from soseleto.run_folder.folder import REPORT, SOURCE, RunFolder
-from soseleto.task.settings import to_data
 
 SECONDS = "train_runtime"  # of the Trainer's log
 

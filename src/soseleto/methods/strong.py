@@ -28,8 +28,21 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import joint_scores, require_classes, require_share, view_scores, views_of
-from soseleto.methods.teacher import Judge, TaughtState, Teacher, clean_share, mixed, no_steps, one_hot, sharpened
+from soseleto.methods.baselines import require_share
+from soseleto.methods.teacher import (
+    Judge,
+    TaughtState,
+    Teacher,
+    clean_share,
+    joint_scores,
+    mixed,
+    no_steps,
+    one_hot,
+    require_classes,
+    sharpened,
+    view_scores,
+    views_of,
+)
 from soseleto.task.task import Task, load_tree
 from soseleto.weights import Weights
 

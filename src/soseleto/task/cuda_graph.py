@@ -83,7 +83,8 @@ class CapturedStep:
         settings = getattr(self._state, "kind", None), self._engine_name, attributes(self._model)
         kind = *settings, _shapes(source), _shapes(target)
         self._calls[kind] += 1
-        if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
+        needs_proof = self._proofs.calls > 0 and self._proofs.is_due
+        if monitor or not self._possible or self._calls[kind] <= WARM_UP or needs_proof:
             return self._run(source, target, monitor=monitor)
         if kind not in self._recorded and not (len(self._recorded) < MOST and self._capture(kind, source, target)):
             return self._run(source, target)
@@ -146,9 +147,6 @@ class CapturedStep:
     def _proofs(self) -> Schedule:
         """When the engine is to be proved. No calls: there is none, or its weights are frozen."""
         return getattr(self._engine, "schedule", None) or Schedule()
-
-    def _needs_proof(self) -> bool:
-        return self._proofs.calls > 0 and self._proofs.is_due
 
 
 def attributes(model: nn.Module | None) -> Hashable:
