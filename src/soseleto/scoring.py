@@ -89,7 +89,8 @@ def score(
         optimizer: alignments as this Adam's own steps would have them. Its state is read from ``optimizer.pt`` in the
             folders of ``checkpoints``; without checkpoints it is that of the optimizer as it is.
         out: a folder to which alignments are written as they are found; a call that was interrupted goes on from
-            these. Started by torchrun, every process scores its own part of the pool.
+            these, where model, optimizer and sizes are the same. Started by torchrun, every process scores its own
+            part of the pool.
 
     Example:
         >>> import torch.nn.functional as F

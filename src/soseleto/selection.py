@@ -132,14 +132,17 @@ class Selection:
         self._announced = False
         self._optimizer = optimizer
         self._chosen = method
-        # The default for classes keeps means of every example, which ranks of a loop do not share.
-        self._mode = "noisy" if target_loss is None and not of_source and not of_target else "transfer"
-        alone = self._sharing.reducer.ranks == 1
-        self._of_classes = classes is not None and self._mode == "noisy" and alone
-        self._known: dict[str, Any] = {"epochs": epochs, "ends_in_linear": True}  # the latter until the first batch
-        if features is not None:
-            self._known |= {"features": True, "adam": isinstance(optimizer, ADAMS)}
-        self._asks_model = method is None and self._of_classes and features is None
+        is_noisy, alone = target_loss is None and not of_source and not of_target, self._sharing.reducer.ranks == 1
+        self._known: dict[str, Any] = {  # by which the method is resolved
+            "mode": "noisy" if is_noisy else "transfer",
+            # The default for classes keeps means of every example, which ranks of a loop do not share.
+            "classes": classes is not None and is_noisy and alone,
+            "epochs": epochs,
+            "ends_in_linear": True,  # until the first batch
+            "features": features is not None,
+            "adam": features is not None and isinstance(optimizer, ADAMS),
+        }
+        self._asks_model = method is None and self._known["classes"] and features is None
         self._start()
         self._said: Any = None  # what the log says of the alignments
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
@@ -148,14 +151,7 @@ class Selection:
     def _start(self) -> None:
         """Resolve the method by what is known, and begin with it."""
         task = self._task
-        self.settings = resolve(
-            task.model,
-            mode=self._mode,
-            classes=self._of_classes,
-            n_source=task.n_source,
-            method=self._chosen,
-            **self._known,
-        )
+        self.settings = resolve(task.model, n_source=task.n_source, method=self._chosen, **self._known)
         self._method: Soseleto = self.settings.method  # type: ignore[assignment]  # the user's, or the default
         self._state = self._method.start(task)
         if self._sharing.reducer.ranks > 1 and _keeps_examples(self._state.pieces):

@@ -16,10 +16,10 @@ from soseleto.data.batches import Batch, generator
 from soseleto.engines.interface import Passes
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, from_features, preconditioned, running_mean, scale_by_rms
-from soseleto.pieces.features import CUT, LARGEST
+from soseleto.pieces.features import CUT, LARGEST, RIDGE
 from soseleto.pieces.piece import Alignment, Step
 
-N, B, D, RIDGE = 60, 10, 4, 3.0
+N, B, D = 60, 10, 4
 
 
 def features(n: int = N, d: int = D) -> Tensor:
@@ -52,7 +52,7 @@ def steps(x: Tensor) -> tuple[Any, list[Step]]:
 
 
 def test_weights_are_expected_by_the_regression_on_all_earlier_visits() -> None:
-    x, piece = features(), from_features(ridge=RIDGE)
+    x, piece = features(), from_features()
     problem, visits = steps(x)
     q = torch.randn(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + (x - 5.0).sum(1) / 3.0
     q[7] = 100.0  # heavy tails are cut
@@ -164,8 +164,6 @@ def test_the_default_with_features_follows_the_optimizer() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="needs features of the source examples"):
         from_features().init(noisy_task())
-    with pytest.raises(UsageError, match="ridge of from_features must be above 0, got 0"):
-        from_features(ridge=0)
     with pytest.raises(UsageError, match=r"shape \(3, 2\): give one row for each of the 64"):
         Selection(nn.Linear(10, 1), n_source=64, loss=squared, features=torch.zeros(3, 2))
     problem = noisy_task(features=lambda batch: torch.zeros(3))

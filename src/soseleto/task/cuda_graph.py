@@ -115,7 +115,9 @@ class CapturedStep:
         schedule = self._proofs
         calls, schedule.recording = schedule.calls, True
         try:
-            with _rates_on_device(self._groups, source.index.device) as rates, recording(graph, self._pool):
+            # Threads that read data ahead may go on pinning memory meanwhile.
+            record = torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local")
+            with _rates_on_device(self._groups, source.index.device) as rates, record:
                 numbers = self._eager(source, target)
         except ProofDue:  # the call that came to it is not counted
             torch.cuda.synchronize()
@@ -210,8 +212,3 @@ def _fill(static: Batch, batch: Batch) -> None:
 
 def _tensors(batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
     return batch.index, batch.inputs, batch.labels
-
-
-def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
-    """Record what this thread runs; threads that read data ahead may go on pinning memory meanwhile."""
-    return torch.cuda.graph(graph, pool, capture_error_mode="thread_local")
