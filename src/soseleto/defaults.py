@@ -122,6 +122,11 @@ class DefaultMethod:
 
     def for_features(self, *, adam: bool) -> Soseleto:
         """For loops in which features of the examples say what to expect of them."""
+        if self != DefaultMethod(engine=self.engine):
+            raise UsageError(
+                "with features DefaultMethod takes the engine alone: write Soseleto(alignment=from_features(), ...) "
+                "with the other settings."
+            )
         direction = preconditioned() if adam else running_mean()
         return Soseleto(direction=direction, alignment=from_features(), engine=self.engine)
 
@@ -411,11 +416,7 @@ def _optimizer(
     if isinstance(chosen, tuple | list):
         chosen, schedule = chosen
     if chosen is not None:
-        if (
-            isinstance(chosen, torch.optim.Optimizer)
-            or not callable(chosen)
-            or not (schedule is None or callable(schedule))
-        ):
+        if not callable(chosen) or not (schedule is None or callable(schedule)):
             raise UsageError(
                 "optimizer must be a function that makes one, since transfer mode adds heads, or a pair of it and a "
                 "schedule: write optimizer=functools.partial(torch.optim.Adam, lr=1e-3)."

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from small_tasks import noisy_task
 from soseleto import Selection, Soseleto
 from soseleto.data.batches import Batch, generator
+from soseleto.defaults import DefaultMethod
 from soseleto.engines.interface import Passes
 from soseleto.errors import UsageError
-from soseleto.pieces import chain, from_features, preconditioned, running_mean, scale_by_rms
+from soseleto.pieces import chain, from_features, label_doubt, preconditioned, running_mean, scale_by_rms
 from soseleto.pieces.features import CUT, LARGEST, RIDGE
 from soseleto.pieces.piece import Alignment, Step
 
@@ -162,6 +163,10 @@ def test_the_default_with_features_follows_the_optimizer() -> None:
 
 
 def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="leave label_doubt out"):
+        Soseleto(alignment=chain(scale_by_rms(), from_features()), source_loss=label_doubt())
+    with pytest.raises(UsageError, match="with features DefaultMethod takes the engine alone"):
+        loop(4, method=DefaultMethod(target_share=0.3))
     with pytest.raises(UsageError, match="needs features of the source examples"):
         from_features().init(noisy_task())
     with pytest.raises(UsageError, match=r"shape \(3, 2\): give one row for each of the 64"):

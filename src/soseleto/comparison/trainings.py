@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -372,8 +371,10 @@ class Comparing:
         if self.out is None:
             return {}
         sides = (self.pair.source, self.pair.target, self.pair.test)
-        parts = [(s.fingerprint(), s.classes, _of(s.truth), _of(getattr(s, "groups", None))) for s in sides if s]
-        data = "".join(map(str, itertools.chain(*parts)))
+        data = ""
+        for side in filter(None, sides):
+            more = (None if of is None else of.tolist() for of in (side.truth, getattr(side, "groups", None)))
+            data += "".join(map(str, (side.fingerprint(), side.classes, *more)))
         optimizer = self.chosen["optimizer"]
         optimizer = optimizer if isinstance(optimizer, tuple | list) else [optimizer]
         asked = {
@@ -469,7 +470,3 @@ class Comparing:
             comparison = {**comparison, "judged_on": "test", "held_out": rows(self._held_out)}
         folder.write_json(COMPARISON, {**comparison, "rows": rows(self._shown), "kept": kept.method})
         return temperature
-
-
-def _of(truth: Tensor | None) -> Any:
-    return None if truth is None else truth.tolist()
