@@ -135,8 +135,32 @@ def test_an_interrupted_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(again.alignments, whole)
     calls.clear()
     torch.testing.assert_close(scored(model, pool, loss=partial(counting, most=0), out=tmp_path).alignments, whole)
+
+
+def test_a_folder_of_other_scores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pool = net(), examples()
+    whole = scored(model, pool, out=tmp_path).alignments
+    more = {"first": TARGETS["first"][:2], "second": TARGETS["second"]}
+    for other in ({"batch_size": 4}, {"optimizer": trained(net())}, {"targets": more}):
+        with pytest.raises(UsageError, match="has other scores"):
+            scored(model, pool, out=tmp_path, **other)
+    trained(model)
     with pytest.raises(UsageError, match="has other scores"):
-        scored(model, pool, out=tmp_path, batch_size=4)
+        scored(model, pool, out=tmp_path)
+    frozen = net()
+    frozen[0].requires_grad_(False)
+    with pytest.raises(UsageError, match="has other scores"):
+        scored(frozen, pool, out=tmp_path)
+    monkeypatch.chdir(tmp_path)  # whose files are not those of a call without a folder
+    torch.testing.assert_close(scored(net(), pool).alignments, whole, rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_long_target_is_summed_in_float32() -> None:
+    """Of equal examples, whose mean gradient is that of one, however often it is added."""
+    (example,) = examples(1)
+    example, model = (example[0].bfloat16(), example[1]), net().bfloat16()
+    one, many = (soseleto.score(model, [example], {"": [example] * n}, loss=loss, batch_size=1) for n in (1, 1024))
+    torch.testing.assert_close(many.alignments, one.alignments, rtol=0.02, atol=0)
 
 
 def part(reducer: Reducer, out: Path) -> list[Tensor]:
@@ -182,6 +206,18 @@ def test_checkpoints_of_the_trainer(tmp_path: Path, adapter: bool) -> None:
     assert not torch.allclose(found.alignments, of_texts(made()).alignments)
 
 
+def test_an_adapter_with_fewer_layers_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted(*layers: str) -> Any:
+        return peft.get_peft_model(net(), peft.LoraConfig(target_modules=list(layers), init_lora_weights=False))
+
+    adapted("0").save_pretrained(tmp_path)
+    assert scored(adapted("0"), examples(), checkpoints=[tmp_path]).alignments.isfinite().all()
+    with pytest.raises(DataError, match=r"does not fit the model, as .*2\.lora"):
+        scored(adapted("0", "2"), examples(), checkpoints=[tmp_path])
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     model, pool = net(), examples()
     with pytest.raises(UsageError, match="needs examples in the pool and in every target"):
@@ -194,6 +230,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         scored(model, pool, checkpoints=[tmp_path])
     save_file({"0.weight": torch.zeros(6, WIDTH)}, tmp_path / "model.safetensors")
     with pytest.raises(DataError, match=r"does not fit the model, as '0.bias'"):
+        scored(model, pool, checkpoints=[tmp_path])
+    save_file({**net().state_dict(), "0.bias": torch.zeros(5)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match=r"does not fit the model \(.*size mismatch for 0.bias"):
         scored(model, pool, checkpoints=[tmp_path])
     save_file(net().state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(DataError, match=r"optimizer.pt is missing: leave optimizer out"):

@@ -156,7 +156,7 @@ class Pair(NamedTuple):
     [
         (lambda x, y: {"x": x, "label": y}, lambda b: (b["x"], b["label"])),
         (lambda x, y: [{"inputs": (x[:, :2], x[:, 2:])}, y], lambda b: (torch.cat(b[0]["inputs"], 1), b[1])),
-        (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4], b[:, 4].long())),
+        (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4].contiguous(), b[:, 4].long())),
         (lambda x, y: Pair(x, y), lambda b: (b.x, b.y)),
     ],
     ids=["dict", "nested", "tensor", "named tuple"],
@@ -313,6 +313,9 @@ def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     selection._recorded[None] = None  # type: ignore[assignment]  # there is no GPU here
     selection.follow(second)
     assert not selection._recorded
+    selection._recorded[None] = None  # type: ignore[assignment]
+    selection.load_state_dict(selection.state_dict())  # whose tensors a recorded step would not read
+    assert not selection._recorded
     assert torch.equal(selection.weights, before)
     selection.backward(*more, index=later)
     assert not torch.equal(selection.weights, before)
@@ -379,6 +382,37 @@ def test_ranks_hold_the_same_weights_as_one_process(mode: str, cuts: tuple[int, 
         assert isinstance(answer, dict), answer
         for name, value in alone.items():
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
+
+
+def sharded_and_failing(reducer: Reducer) -> None:
+    """A state is of one moment, and a step that fails leaves what a loop has accumulated."""
+    model, fails = split_over_ranks(net().double(), "sharded"), [False]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if fails[0]:
+            raise MemoryError
+        return cross_entropy(model, batch)
+
+    selection = Selection(model, n_source=N, loss=loss)
+    ((index, (x, y), target),) = batches(1)
+    target = target[0].double(), target[1]
+    mine = slice(reducer.rank, None, reducer.ranks)
+    selection.backward((x[mine].double(), y[mine]), target, index=index[mine])
+    kept, before = selection.state_dict(), selection.weights
+    selection.backward((x[mine].double(), y[mine]), target, index=index[mine])
+    assert not torch.equal(selection.weights, before)
+    assert torch.equal(kept["weights"]["weights"], before)
+    gradients = [p.grad.to_local().clone() for p in model.parameters()]  # type: ignore[union-attr,attr-defined]
+    fails[0] = True
+    with pytest.raises(MemoryError):
+        selection.backward((x[mine].double(), y[mine]), target, index=index[mine])
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        assert torch.equal(p.grad.to_local(), g)  # type: ignore[union-attr,attr-defined]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_what_a_sharded_model_is_left_with() -> None:
+    assert together(2, sharded_and_failing) == [None, None]
 
 
 def with_models_of_their_own(reducer: Reducer) -> Any:

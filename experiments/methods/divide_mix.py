@@ -41,8 +41,7 @@ from torch import Tensor
 
 from experiments.methods.two_networks import Networks, PairState, two_views
 from soseleto.data.batches import Batch, ExampleRandom
-from soseleto.methods.state import require_classes, view_scores
-from soseleto.methods.teacher import one_hot, quantiles, sharpened
+from soseleto.methods.teacher import one_hot, quantiles, require_classes, sharpened, view_scores
 from soseleto.task.task import Task
 
 

@@ -29,8 +29,7 @@ from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.state import joint_scores, require_classes, views_of
-from soseleto.methods.teacher import TaughtState, Teacher, no_steps
+from soseleto.methods.teacher import TaughtState, Teacher, joint_scores, no_steps, require_classes, views_of
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

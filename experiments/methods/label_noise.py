@@ -20,8 +20,7 @@ from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.baselines import share_of_target
-from soseleto.methods.fine_tuning import PhasedState
+from soseleto.methods.baselines import PhasedState, share_of_target
 from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task
 

@@ -23,7 +23,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.fine_tuning import PhasedState
+from soseleto.methods.baselines import PhasedState
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task

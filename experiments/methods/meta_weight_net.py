@@ -32,7 +32,7 @@ from torch.optim import Adam
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.state import checked_losses, require_noisy, shared_gradient
+from soseleto.methods.baselines import checked_losses, require_noisy, shared_gradient
 from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 

@@ -60,8 +60,7 @@ from experiments.methods.two_networks import Networks, PairState, anew, two_view
 from soseleto.data.batches import Batch
 from soseleto.data.structure import scores_of
 from soseleto.errors import UsageError
-from soseleto.methods.state import require_classes
-from soseleto.methods.teacher import SMALLEST, one_hot, sharpened
+from soseleto.methods.teacher import SMALLEST, one_hot, require_classes, sharpened
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task
 

@@ -23,9 +23,8 @@ from experiments.methods.two_networks import Networks
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.state import view_scores
 from soseleto.methods.strong import LATER, Strong, StrongState
-from soseleto.methods.teacher import clean_share
+from soseleto.methods.teacher import clean_share, view_scores
 from soseleto.task.task import Task, load_tree
 
 

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from experiments.methods.label_noise import MixedFirstState, project, scores_of_both
 from soseleto.data.batches import Batch
-from soseleto.methods.baselines import share_of_target
-from soseleto.methods.state import require_noisy
+from soseleto.methods.baselines import require_noisy, share_of_target
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

@@ -15,9 +15,8 @@ from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.fine_tuning import PhasedState
-from soseleto.methods.state import view_scores, views_of
-from soseleto.methods.teacher import no_steps
+from soseleto.methods.baselines import PhasedState
+from soseleto.methods.teacher import no_steps, view_scores, views_of
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from experiments.methods.label_noise import MixedFirstState, class_scores, label_counts, scores_of_both
 from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
-from soseleto.methods.state import require_noisy
+from soseleto.methods.baselines import require_noisy
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

@@ -33,7 +33,17 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, Passes, interface, make_engine
 from soseleto.engines.model_state import Restore, is_recording
 from soseleto.errors import UsageError
-from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
+from soseleto.pieces import (
+    chain,
+    from_features,
+    hold_when_vanished,
+    label_doubt,
+    last_batch,
+    mean,
+    normalized,
+    running_mean,
+    scale_by_rms,
+)
 from soseleto.pieces.alignment import conditions, copies
 from soseleto.pieces.last_layer import WatchedLosses, with_last_layer
 from soseleto.pieces.piece import REFRESH, Alignment, Direction, ParameterStates, Piece, SourceLoss, Step
@@ -122,6 +132,12 @@ class Soseleto:
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
             if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.pieces.")
+        pieces = self.alignment.pieces if isinstance(self.alignment, chain) else (self.alignment,)
+        if isinstance(self.source_loss, label_doubt) and any(isinstance(piece, from_features) for piece in pieces):
+            raise UsageError(
+                "label_doubt doubts by the weights of the last visit, and from_features sets weights before a visit: "
+                "leave label_doubt out."
+            )
         if self.alignment.reads_layer and (self.direction != running_mean() or self.engine != "auto"):
             raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
 
@@ -233,14 +249,12 @@ class Soseleto:
         assert self.weight_step is not None
         return self.weight_step * state.lr_left
 
-    def _first_weights(self, task: Task) -> Tensor | float:
-        if self.initial_weight != "beliefs":
-            return self.initial_weight
-        return 1.0 if task.beliefs is None else task.beliefs
-
     def start(self, task: Task) -> SoseletoState:
         """The state without an optimizer, for a training loop that has its own."""
-        weights = Weights(task.n_source, initial=self._first_weights(task), device=task.device)
+        first: Tensor | float = self.initial_weight if self.initial_weight != "beliefs" else 1.0
+        if self.initial_weight == "beliefs" and task.beliefs is not None:
+            first = task.beliefs
+        weights = Weights(task.n_source, initial=first, device=task.device)
         slots = {slot: getattr(self, slot) for slot in SLOTS if slot != "source_loss"}
         pieces = {slot: piece for slot, piece in slots.items() if piece is not None}
         reads_layer = self.weight_step is not None and any(piece.reads_layer for piece in pieces.values())

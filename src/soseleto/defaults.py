@@ -31,8 +31,10 @@ once or twice, so that weights must be there before an example's first visit. Me
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -66,7 +68,6 @@ from soseleto.pieces import (
 )
 from soseleto.schedules import linear, warmup_cosine
 from soseleto.task import optimizers
-from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 
 Inputs = Literal["images", "tokens", "rows", "other"]
@@ -121,6 +122,11 @@ class DefaultMethod:
 
     def for_features(self, *, adam: bool) -> Soseleto:
         """For loops in which features of the examples say what to expect of them."""
+        if self != DefaultMethod(engine=self.engine):
+            raise UsageError(
+                "with features DefaultMethod takes the engine alone: write Soseleto(alignment=from_features(), ...) "
+                "with the other settings."
+            )
         direction = preconditioned() if adam else running_mean()
         return Soseleto(direction=direction, alignment=from_features(), engine=self.engine)
 
@@ -225,6 +231,30 @@ class Settings:
 def name_of(function: Any) -> str | None:
     """The name of a function, as ``config.json`` holds it."""
     return None if function is None else getattr(function, "__qualname__", None) or repr(function)
+
+
+def to_data(value: Any) -> Any:
+    """Settings in the types that JSON has, for ``config.json``.
+
+    A frozen dataclass becomes ``{"name": its class, field: value, ...}``. A function of the user's own is kept by its
+    name alone, and a tensor by a digest of its values, which is enough to compare two runs.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **fields}
+    if isinstance(value, Tensor):
+        values = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest = hashlib.sha256(f"{value.dtype}".encode() + values.tobytes()).hexdigest()
+        return {"object": "Tensor", "shape": list(value.shape), "values": digest}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return {"function": f"{value.__module__}.{value.__qualname__}"}
+    return {"object": type(value).__name__}
 
 
 def resolve(
@@ -386,11 +416,7 @@ def _optimizer(
     if isinstance(chosen, tuple | list):
         chosen, schedule = chosen
     if chosen is not None:
-        if (
-            isinstance(chosen, torch.optim.Optimizer)
-            or not callable(chosen)
-            or not (schedule is None or callable(schedule))
-        ):
+        if not callable(chosen) or not (schedule is None or callable(schedule)):
             raise UsageError(
                 "optimizer must be a function that makes one, since transfer mode adds heads, or a pair of it and a "
                 "schedule: write optimizer=functools.partial(torch.optim.Adam, lr=1e-3)."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,10 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from soseleto.data import structure
+from soseleto.data.examples import content_of
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import add_gradients, gradient
+from soseleto.engines.interface import reductions_dtype
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.trunk_and_heads import evaluation_mode
@@ -87,7 +89,8 @@ def score(
         optimizer: alignments as this Adam's own steps would have them. Its state is read from ``optimizer.pt`` in the
             folders of ``checkpoints``; without checkpoints it is that of the optimizer as it is.
         out: a folder to which alignments are written as they are found; a call that was interrupted goes on from
-            these. Started by torchrun, every process scores its own part of the pool.
+            these, where model, optimizer and sizes are the same. Started by torchrun, every process scores its own
+            part of the pool.
 
     Example:
         >>> import torch.nn.functional as F
@@ -107,8 +110,19 @@ def score(
     device = next(model.parameters()).device
     reducer = existing(device, answer=PATIENCE)
     steps = [str(path) for path in checkpoints] or [""]
-    parts = _Parts(None if out is None else Path(out), len(pool), batch_size, tuple(targets), steps)
-    reducer.first(parts.begin)
+    asked = {
+        "examples": len(pool),
+        "batch_size": batch_size,
+        "targets": {name: len(data) for name, data in targets.items()},
+        "checkpoints": steps,
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "parameters": sum(p.numel() for p in trainable(model).values()),
+    }
+    if out is not None and not checkpoints:
+        values = model.state_dict(), {} if optimizer is None else optimizer.state_dict()
+        asked["model"] = content_of(values).hexdigest()
+    parts = _Parts(None if out is None else Path(out), len(pool), batch_size * PER_PART, len(steps))
+    reducer.first(lambda: parts.begin(asked))
     engine = make_engine("auto")
 
     def batches(data: Any, places: range) -> Iterator[Any]:
@@ -118,13 +132,15 @@ def score(
 
     def direction(data: Any) -> dict[str, Tensor]:
         """The gradient of the mean loss, as the optimizer would step along it."""
-        total: dict[str, Tensor] = {}
+        total, parameters = dict[str, Tensor](), trainable(model)
         for batch in batches(data, range(len(data))):
             losses = loss(model, batch)
-            add_gradients(total, gradient(losses, trainable(model), torch.full_like(losses, 1.0 / len(data))))
+            more = gradient(losses, parameters, torch.full_like(losses, 1.0 / len(data)))
+            add_gradients(total, {name: g.to(reductions_dtype(g.dtype)) for name, g in more.items()})
+        total = {name: g.to(parameters[name].dtype) for name, g in total.items()}
         return total if optimizer is None else as_optimizer_steps(total, ParameterStates(optimizer, model))
 
-    with _restored(model, optimizer, needed=bool(checkpoints)), evaluation_mode(model):
+    with _restored(model, optimizer) if checkpoints else nullcontext(), evaluation_mode(model):
         for step, path in enumerate(steps):
             missing = reducer.first(partial(parts.missing, step))
             if not missing:
@@ -135,68 +151,63 @@ def score(
             directions = [direction(data) for data in targets.values()]
             for at, part in enumerate(mine):
                 logger.info("scores: checkpoint %d of %d, part %d of %d", step + 1, len(steps), at + 1, len(mine))
-                found = [
+                alignments = [
                     torch.stack([engine(model, loss, batch, g)[1] for g in directions]).float().cpu()
                     for batch in batches(pool, parts.places(part))
                 ]
-                parts.put(step, part, torch.cat(found, 1))
+                parts.put(step, part, torch.cat(alignments, 1))
     return Scores(tuple(targets), parts.joined(reducer))
 
 
 class _Parts:
     """Alignments by checkpoint and part of the pool, in files where there is a folder."""
 
-    def __init__(self, out: Path | None, n: int, batch_size: int, targets: tuple[str, ...], steps: list[str]) -> None:
-        self._out, self._n, self._size, self._steps = out, n, batch_size * PER_PART, steps
-        self._asked = {"examples": n, "batch_size": batch_size, "targets": list(targets), "checkpoints": steps}
-        self._found: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, out: Path | None, n: int, size: int, steps: int) -> None:
+        self._out, self._n, self._size, self._steps = out, n, size, steps
+        self._numbers = range(-(-n // size))
+        self._made: dict[tuple[int, int], Tensor] = {}  # where there is no folder
 
-    def begin(self) -> None:
+    def begin(self, asked: Mapping[str, Any]) -> None:
         """Refuse a folder of other scores."""
         if self._out is None:
             return
         self._out.mkdir(parents=True, exist_ok=True)
         config = self._out / "config.json"
         if not config.exists():
-            write_text(config, json.dumps(self._asked))
-        elif (known := json.loads(config.read_text("utf-8"))) != self._asked:
+            write_text(config, json.dumps(asked))
+        elif (known := json.loads(config.read_text("utf-8"))) != asked:
             raise UsageError(f"{self._out} has other scores ({known}): give another folder as out=.")
 
     def places(self, part: int) -> range:
         return range(part * self._size, min((part + 1) * self._size, self._n))
 
     def missing(self, step: int) -> list[int]:
-        return [part for part in range(-(-self._n // self._size)) if not self._file(step, part).is_file()]
+        return [part for part in self._numbers if self._out is None or not self._file(step, part).is_file()]
 
-    def put(self, step: int, part: int, found: Tensor) -> None:
+    def put(self, step: int, part: int, alignments: Tensor) -> None:
         if self._out is None:
-            self._found[step, part] = found
+            self._made[step, part] = alignments
             return
         with aside(self._file(step, part)) as path, path.open("wb") as file:
-            np.save(file, found.numpy())
+            np.save(file, alignments.numpy())
 
     def joined(self, reducer: Reducer) -> Tensor:
         """(checkpoints, targets, n), on every process."""
-        found = {key: tensor for every in reducer.every(self._found) for key, tensor in every.items()}
-        parts = range(-(-self._n // self._size))
-        of_steps = [torch.cat([self._read(found, step, part) for part in parts], 1) for step in range(len(self._steps))]
-        return torch.stack(of_steps)
+        made = {key: part for of_rank in reducer.every(self._made) for key, part in of_rank.items()}
 
-    def _read(self, found: Mapping[tuple[int, int], Tensor], step: int, part: int) -> Tensor:
-        if self._out is None:
-            return found[step, part]
-        return torch.from_numpy(np.load(self._file(step, part), allow_pickle=False))
+        def of(step: int, part: int) -> Tensor:
+            return made[step, part] if self._out is None else torch.from_numpy(np.load(self._file(step, part)))
+
+        return torch.stack([torch.cat([of(step, part) for part in self._numbers], 1) for step in range(self._steps)])
 
     def _file(self, step: int, part: int) -> Path:
-        return (self._out or Path()) / f"{step}-{part:06d}.npy"
+        assert self._out is not None
+        return self._out / f"{step}-{part:06d}.npy"
 
 
 @contextmanager
-def _restored(model: nn.Module, optimizer: Optimizer | None, *, needed: bool) -> Iterator[None]:
+def _restored(model: nn.Module, optimizer: Optimizer | None) -> Iterator[None]:
     """Give model and optimizer their own values back afterwards."""
-    if not needed:
-        yield
-        return
     before = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     states = None if optimizer is None else optimizer.state_dict()
     try:
@@ -212,17 +223,30 @@ def _load(model: nn.Module, optimizer: Optimizer | None, path: Path) -> None:
     if not file.is_file():
         raise DataError(f"{path} is neither a file nor a folder with {' or '.join(MODELS)}: give such a checkpoint.")
     tensors, _ = tensors_of(file)
-    if file.name == MODELS[1]:
-        missing = need("peft", to="an adapter").set_peft_model_state_dict(model, tensors).unexpected_keys
-    else:
-        found = model.load_state_dict(tensors, strict=False)
-        tied = {p.data_ptr() for name, p in model.state_dict(keep_vars=True).items() if name in tensors}
-        lost = [name for name in found.missing_keys if model.state_dict()[name].data_ptr() not in tied]
-        missing = [*found.unexpected_keys, *lost]
-    if missing:
-        raise DataError(f"{file} does not fit the model, as {missing[0]!r}: build the model that was saved.")
+    try:
+        wrong = _load_adapter(model, tensors) if file.name == MODELS[1] else _load_whole(model, tensors)
+    except RuntimeError as error:  # tensors of other shapes
+        why = " ".join(str(error).split())
+        raise DataError(f"{file} does not fit the model ({why}): build the model that was saved.") from error
+    if wrong:
+        raise DataError(f"{file} does not fit the model, as {wrong[0]!r}: build the model that was saved.")
     if optimizer is not None:
         state = path / "optimizer.pt"
         if not state.is_file():
             raise DataError(f"{state} is missing: leave optimizer out for plain alignments, or give its checkpoints.")
         optimizer.load_state_dict(torch.load(state, map_location="cpu", weights_only=True))
+
+
+def _load_whole(model: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
+    """The names that only the model or only the file has; of tied parameters a file has one."""
+    result = model.load_state_dict(tensors, strict=False)
+    own = model.state_dict(keep_vars=True)
+    tied = {p.data_ptr() for name, p in own.items() if name in tensors}
+    return [*result.unexpected_keys, *(name for name in result.missing_keys if own[name].data_ptr() not in tied)]
+
+
+def _load_adapter(model: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
+    peft = need("peft", to="an adapter")
+    own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    unexpected: list[str] = peft.set_peft_model_state_dict(model, tensors).unexpected_keys
+    return [*unexpected, *(own.keys() - tensors.keys())]

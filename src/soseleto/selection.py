@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from soseleto.algorithm import Evaluated, Soseleto
 from soseleto.data import structure
 from soseleto.data.batches import Batch
-from soseleto.defaults import resolve
+from soseleto.defaults import resolve, to_data
 from soseleto.engines import trainable
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
@@ -39,7 +39,6 @@ from soseleto.pieces.direction import ADAMS
 from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
-from soseleto.task.settings import to_data
 from soseleto.task.task import Coverage, Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
@@ -122,7 +121,7 @@ class Selection:
             losses=self._losses,
             n_source=n_source,
             steps=0,
-            shared=_trained(model) - of_source - of_target,
+            shared=frozenset(trainable(model)) - of_source - of_target,
             target_head=of_target,
             make_optimizer=_no_optimizer,
             device=device,
@@ -133,14 +132,17 @@ class Selection:
         self._announced = False
         self._optimizer = optimizer
         self._chosen = method
-        # The default for classes keeps means of every example, which ranks of a loop do not share.
-        self._mode = "noisy" if target_loss is None and not of_source and not of_target else "transfer"
-        alone = self._sharing.reducer.ranks == 1
-        self._of_classes = classes is not None and self._mode == "noisy" and alone
-        self._known: dict[str, Any] = {"epochs": epochs, "ends_in_linear": True}  # the latter until the first batch
-        if features is not None:
-            self._known |= {"features": True, "adam": isinstance(optimizer, ADAMS)}
-        self._asks_model = method is None and self._of_classes and features is None
+        is_noisy, alone = target_loss is None and not of_source and not of_target, self._sharing.reducer.ranks == 1
+        self._known: dict[str, Any] = {  # by which the method is resolved
+            "mode": "noisy" if is_noisy else "transfer",
+            # The default for classes keeps means of every example, which ranks of a loop do not share.
+            "classes": classes is not None and is_noisy and alone,
+            "epochs": epochs,
+            "ends_in_linear": True,  # until the first batch
+            "features": features is not None,
+            "adam": features is not None and isinstance(optimizer, ADAMS),
+        }
+        self._asks_model = method is None and self._known["classes"] and features is None
         self._start()
         self._said: Any = None  # what the log says of the alignments
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
@@ -149,14 +151,7 @@ class Selection:
     def _start(self) -> None:
         """Resolve the method by what is known, and begin with it."""
         task = self._task
-        self.settings = resolve(
-            task.model,
-            mode=self._mode,
-            classes=self._of_classes,
-            n_source=task.n_source,
-            method=self._chosen,
-            **self._known,
-        )
+        self.settings = resolve(task.model, n_source=task.n_source, method=self._chosen, **self._known)
         self._method: Soseleto = self.settings.method  # type: ignore[assignment]  # the user's, or the default
         self._state = self._method.start(task)
         if self._sharing.reducer.ranks > 1 and _keeps_examples(self._state.pieces):
@@ -242,35 +237,34 @@ class Selection:
         run = self._run_for(source, target) if factor is None else self._backward
         with self._losses.inside(device, inside):
             numbers, gradients = _apart(run(source, target))
-        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor, run is self._backward)
+        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor)
         average_running_statistics(state.task.model, self._sharing.reducer)
         self._log_alignments()
         return numbers
 
     def _backward(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step without that of the optimizer; the gradients are among the numbers."""
-        found = self._method.evaluate(self._state, source, target)
+        evaluated = self._method.evaluate(self._state, source, target)
         if self._method.weight_step is not None:
-            self._method.move(self._state, found)
-        self._exchange(found)
+            self._method.move(self._state, evaluated)
+        self._exchange(evaluated)
         self._state.advance(1)
-        return {**found.numbers, **{GRADIENT + name: g for name, g in found.gradients.items()}}
+        return {**evaluated.numbers, **{GRADIENT + name: g for name, g in evaluated.gradients.items()}}
 
     def _run_for(self, source: Batch, target: Batch) -> Callable[[Batch, Batch], dict[str, Tensor]]:
         """The step, as a CUDA graph where that is asked for and every part of the batches is a tensor."""
         parts = pytree.tree_leaves((source.inputs, target.inputs))
         if not self._records or not all(isinstance(part, Tensor) for part in parts):
             return self._backward
-        kind, device = None, self._state.task.device.type
-        if torch.is_autocast_enabled(device):
-            kind = torch.get_autocast_dtype(device)
-        if kind not in self._recorded:
-            self._recorded[kind] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
-        return self._recorded[kind]
+        device = self._state.task.device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if precision not in self._recorded:
+            self._recorded[precision] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
+        return self._recorded[precision]
 
     def _read_trained(self) -> None:
         """The parameters of θ, anew: layers may be unfrozen or added during a training."""
-        shared = _trained(self._task.model) - self._of_source - self._task.target_head
+        shared = frozenset(trainable(self._task.model)) - self._of_source - self._task.target_head
         if shared != self._task.shared:
             self._task = replace(self._task, shared=shared)
             self._recorded.clear()
@@ -293,7 +287,8 @@ class Selection:
 
         Ranks all hold the same. Tensors are copies, which later steps do not change.
         """
-        kept = gathered(self._state.state()) if self._is_sharded else copy.deepcopy(self._state.state())
+        state = self._state.state()
+        kept = copy.deepcopy(gathered(state) if self._is_sharded else state)
         return {**kept, "settings": to_data(self._method), "known": dict(self._known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,6 +301,7 @@ class Selection:
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
             )
         self._state.load_state(parts_of(state, shards(self._task.model)) if self._is_sharded else state)
+        self._recorded.clear()
 
     @property
     def _is_sharded(self) -> bool:
@@ -328,13 +324,13 @@ class Selection:
         alone = self._sharing.reducer.ranks == 1
         return LoopBatch(index, structure.plain(data) if self._records else data, index, None if alone else whole)
 
-    def _exchange(self, found: Evaluated) -> None:
+    def _exchange(self, evaluated: Evaluated) -> None:
         """Every rank applies the moves of all ranks, so that all hold the same weights."""
         reducer = self._sharing.reducer
         if reducer.ranks == 1 or self._method.weight_step is None:
             return
         weights, device = self._state.weights, self._state.task.device
-        for index, rows in reducer.every((found.step.source.index.cpu(), found.rows.cpu())):
+        for index, rows in reducer.every((evaluated.step.source.index.cpu(), evaluated.rows.cpu())):
             weights.put(index.to(device), rows.to(device))
 
 
@@ -349,25 +345,23 @@ def _by_batch(features: Features, n_source: int, device: torch.device) -> Callab
     return lambda batch: rows[batch.index]
 
 
-def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _apart(numbers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Numbers, which the next step must not overwrite, and gradients."""
-    gradients = {name.removeprefix(GRADIENT): g for name, g in found.items() if name.startswith(GRADIENT)}
-    return {name: value.clone() for name, value in found.items() if not name.startswith(GRADIENT)}, gradients
+    gradients = {name.removeprefix(GRADIENT): g for name, g in numbers.items() if name.startswith(GRADIENT)}
+    return {name: value.clone() for name, value in numbers.items() if not name.startswith(GRADIENT)}, gradients
 
 
-def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float, owned: bool) -> None:
+def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
     """Add to ``.grad``, as ``backward`` does.
 
-    owned: whether the gradients are nobody else's; those of a CUDA graph are overwritten by its next replay.
+    Copies: parameters may share a gradient, and those of a CUDA graph are overwritten by its next replay.
     """
-    given = [(p, gradients[name]) for name, p in model.named_parameters() if name in gradients]
-    values = [g for _, g in given]
-    if not owned or not isinstance(factor, float) or factor != 1.0:
-        values = list(torch._foreach_mul(values, factor)) if values else []
-    present = [(p.grad, g) for (p, _), g in zip(given, values, strict=True) if p.grad is not None]
-    if present:
+    parameters = [p for name, p in model.named_parameters() if name in gradients]
+    named = [gradients[name] for name, _ in model.named_parameters() if name in gradients]
+    values = torch._foreach_mul(named, factor) if named else ()
+    if present := [(p.grad, g) for p, g in zip(parameters, values, strict=True) if p.grad is not None]:
         torch._foreach_add_([old for old, _ in present], [new for _, new in present])
-    for (p, _), g in zip(given, values, strict=True):
+    for p, g in zip(parameters, values, strict=True):
         if p.grad is None:
             p.grad = laid_out_like(p, g)
 
@@ -392,10 +386,6 @@ def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
     if not found:
         raise UsageError(f"{argument} matches no parameter of the model: give a submodule or prefixes of names.")
     return found
-
-
-def _trained(model: nn.Module) -> frozenset[str]:
-    return frozenset(trainable(model))
 
 
 def _require_same(model: nn.Module, reducer: Reducer) -> None:

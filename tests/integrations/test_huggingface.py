@@ -314,6 +314,9 @@ def test_a_run_folder_with_texts(tmp_path: Path) -> None:
     assert "5 tokens" in write_run(trained, tmp_path / "plain").read_text("utf-8")
     with pytest.raises(UsageError, match="files has 1 entries for 24 examples"):
         write_run(trained, tmp_path / "other", files=["sums"])
+    trained.is_world_process_zero = lambda: False  # of several processes the first writes
+    assert write_run(trained, tmp_path / "another") == tmp_path / "another" / "report.html"
+    assert not (tmp_path / "another").exists()
 
 
 @pytest.mark.parametrize(
@@ -497,3 +500,28 @@ def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:
         _ = made.weights
     made.train()
     assert made.weights.shape == (8,)
+
+
+class WithModes(torch.optim.SGD):
+    """As optimizers without a schedule, which the Trainer puts in evaluation mode to evaluate."""
+
+    trains = True
+
+    def train(self) -> None:
+        self.trains = True
+
+    def eval(self) -> None:
+        self.trains = False
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.trains
+        return super().step(closure)
+
+
+def test_an_optimizer_trains_again_after_an_evaluation(tmp_path: Path) -> None:
+    model = bert()
+    evaluated = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    optimizer = WithModes(model.parameters(), lr=0.1)
+    made = trainer(tmp_path, model, args=evaluated, eval_dataset=texts(8, 2), optimizers=(optimizer, None))
+    made.train()
+    assert made.state.global_step == 2

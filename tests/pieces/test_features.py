@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from small_tasks import noisy_task
 from soseleto import Selection, Soseleto
-from soseleto.data.batches import Batch
+from soseleto.data.batches import Batch, generator
+from soseleto.defaults import DefaultMethod
 from soseleto.engines.interface import Passes
 from soseleto.errors import UsageError
-from soseleto.pieces import chain, from_features, preconditioned, running_mean, scale_by_rms
-from soseleto.pieces.features import CUT, LARGEST
+from soseleto.pieces import chain, from_features, label_doubt, preconditioned, running_mean, scale_by_rms
+from soseleto.pieces.features import CUT, LARGEST, RIDGE
 from soseleto.pieces.piece import Alignment, Step
 
-N, B, D, RIDGE = 60, 10, 4, 3.0
+N, B, D = 60, 10, 4
 
 
 def features(n: int = N, d: int = D) -> Tensor:
@@ -52,7 +53,7 @@ def steps(x: Tensor) -> tuple[Any, list[Step]]:
 
 
 def test_weights_are_expected_by_the_regression_on_all_earlier_visits() -> None:
-    x, piece = features(), from_features(ridge=RIDGE)
+    x, piece = features(), from_features()
     problem, visits = steps(x)
     q = torch.randn(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + (x - 5.0).sum(1) / 3.0
     q[7] = 100.0  # heavy tails are cut
@@ -74,7 +75,9 @@ def test_weights_are_expected_by_the_regression_on_all_earlier_visits() -> None:
         u = np.concatenate([u, own])
 
 
-def test_more_features_than_the_largest_number_are_projected() -> None:
+def test_more_features_than_the_largest_number_are_projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr("soseleto.pieces.features.generator", lambda *of: drawn.append(1) or generator(*of))
     x, piece = features(N, LARGEST + 1), from_features()
     problem, visits = steps(x)
     state = piece.init(problem)
@@ -85,6 +88,7 @@ def test_more_features_than_the_largest_number_are_projected() -> None:
     piece.before(rows, state, visits[2].source, problem)
     assert bool(rows.isfinite().all())
     assert rows[0].std() > 0
+    assert len(drawn) <= 1  # every step has the same directions
 
 
 def test_features_that_never_differ_and_batches_that_all_hurt() -> None:
@@ -113,7 +117,8 @@ def loop(n: int, **arguments: Any) -> tuple[Selection, Tensor]:
     x, own, other = draw(n, 10), draw(10), 2.0 * draw(10)
     y = torch.where(group == 0, x @ own, x @ other)
     model = nn.Linear(10, 1)
-    nn.init.zeros_(model.weight)
+    for p in model.parameters():
+        nn.init.zeros_(p)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     of_groups = draw(4, 20)[group] + 0.5 * draw(n, 20)
     selection = Selection(model, n_source=n, loss=squared, features=of_groups, optimizer=optimizer, **arguments)
@@ -158,10 +163,12 @@ def test_the_default_with_features_follows_the_optimizer() -> None:
 
 
 def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="leave label_doubt out"):
+        Soseleto(alignment=chain(scale_by_rms(), from_features()), source_loss=label_doubt())
+    with pytest.raises(UsageError, match="with features DefaultMethod takes the engine alone"):
+        loop(4, method=DefaultMethod(target_share=0.3))
     with pytest.raises(UsageError, match="needs features of the source examples"):
         from_features().init(noisy_task())
-    with pytest.raises(UsageError, match="ridge of from_features must be above 0, got 0"):
-        from_features(ridge=0)
     with pytest.raises(UsageError, match=r"shape \(3, 2\): give one row for each of the 64"):
         Selection(nn.Linear(10, 1), n_source=64, loss=squared, features=torch.zeros(3, 2))
     problem = noisy_task(features=lambda batch: torch.zeros(3))

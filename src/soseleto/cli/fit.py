@@ -62,8 +62,12 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
         _train(options, Training(options, pair, reducer), echo, sha256)
     if reducer.rank != 0:
         return
-    page = write_report(options.out)
-    shutil.rmtree(options.out / PARTS, ignore_errors=True)
+    _finish(folder, echo)
+
+
+def _finish(folder: RunFolder, echo: Callable[[str], None]) -> None:
+    page = write_report(folder.path)
+    shutil.rmtree(folder.path / PARTS, ignore_errors=True)
     folder.tidy()
     for line in [*summary(folder), f"report: {page}"]:
         echo(line)
@@ -166,10 +170,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
             **({} if options.suspect_precision is None else {"precision": options.suspect_precision}),
         )
     describe_data(folder, options, pair, sha256)
-    page = write_report(options.out)
-    folder.tidy()
-    for line in [*summary(folder), f"report: {page}"]:
-        echo(line)
+    _finish(folder, echo)
 
 
 def _features(options: FitOptions, training: Training) -> str:

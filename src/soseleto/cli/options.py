@@ -82,14 +82,10 @@ class FitOptions(FitLine):
     def reading(self) -> Reading:
         """With the tokenizer of a pretrained text model."""
         reading = self.table("reading", Reading)
-        reads_texts = is_pretrained(self.model or "") and self.source.suffix.lower() in SUFFIXES
+        model, is_table = self.model or "", self.source.suffix.lower() in SUFFIXES and reading.path_column is None
         longest = self.config.get("pretrained", {}).get("max_tokens")
-        if (
-            reads_texts
-            and reading.path_column is None
-            and (reading.text_columns or not is_for_images(self.model or ""))
-        ):
-            text = open_text(self.model or "")
+        if is_table and is_pretrained(model) and (reading.text_columns or not is_for_images(model)):
+            text = open_text(model)
             if longest is not None and not SHORTEST <= longest <= text.longest:
                 raise UsageError(
                     f"max_tokens must be from {SHORTEST} to {text.longest} with this model, got {longest}."

@@ -117,14 +117,13 @@ def differences(judged: Sequence[Judged]) -> dict[str, Difference]:
 def _by_method(judged: Sequence[Judged]) -> dict[str, Judged]:
     """All examples that a method was judged on, in the set's order."""
     wholes = {}
-    for method in dict.fromkeys(one.method for one in judged):
-        mine = [one for one in judged if one.method == method]
-        order = torch.cat([one.places for one in mine]).argsort()
-        outputs, labels, places = (
-            torch.cat(parts)[order] for parts in zip(*((o.outputs, o.labels, o.places) for o in mine), strict=True)
-        )
-        groups = [one.groups for one in mine if one.groups is not None]
-        whole = torch.cat(groups)[order] if len(groups) == len(mine) else None
+    for method in dict.fromkeys(part.method for part in judged):
+        parts = [part for part in judged if part.method == method]
+        order = torch.cat([part.places for part in parts]).argsort()
+        columns = zip(*((part.outputs, part.labels, part.places) for part in parts), strict=True)
+        outputs, labels, places = (torch.cat(column)[order] for column in columns)
+        groups = [part.groups for part in parts if part.groups is not None]
+        whole = torch.cat(groups)[order] if len(groups) == len(parts) else None
         wholes[method] = Judged(method, outputs, labels, places, whole)
     return wholes
 
@@ -138,14 +137,6 @@ def _effect(values: Tensor, groups: Tensor | None) -> float:
     return design_effect(values.numpy(), None if groups is None else groups.numpy())
 
 
-def source_harms(judged: Sequence[Judged]) -> bool:
-    """Whether the target alone is better than with the source mixed in, beyond the 95 % interval."""
-    of = _by_method(judged)
-    if not {"mixed", "target_only"} <= of.keys():
-        return False
-    return Difference.of(of["target_only"].right, of["mixed"].right, of["mixed"].groups).low > 0.0
-
-
 def winner(judged: Sequence[Judged]) -> str:
     """The baseline with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
 
@@ -153,13 +144,16 @@ def winner(judged: Sequence[Judged]) -> str:
     Where the source does harm, little speaks for SOSELETO beforehand, and the target alone needs no standard error.
     Other training on the features of a first answer is shown and not kept.
     """
-    networks = {name: found for name, found in differences(judged).items() if not name.startswith(ON_FEATURES)}
-    needed = {method: EVIDENCE * difference.error for method, difference in networks.items()}
+    leads = {name: lead for name, lead in differences(judged).items() if not name.startswith(ON_FEATURES)}
+    needed = {method: EVIDENCE * lead.error for method, lead in leads.items()}
     if SCAN in needed:
         needed[SCAN] *= -1
-    if source_harms(judged):
-        needed["target_only"] = 0.0
-    better = {method: one.value for method, one in networks.items() if one.value > needed[method]}
+    of = _by_method(judged)
+    if {"mixed", "target_only"} <= of.keys():
+        harm = Difference.of(of["target_only"].right, of["mixed"].right, of["mixed"].groups)
+        if harm.low > 0.0:  # the target alone is better than with the source mixed in, beyond the 95 % interval
+            needed["target_only"] = 0.0
+    better = {method: lead.value for method, lead in leads.items() if lead.value > needed[method]}
     return max(better, key=lambda method: better[method]) if better else SOSELETO
 
 

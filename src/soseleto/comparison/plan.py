@@ -40,10 +40,6 @@ class Part:
     places: Tensor  # of the judged examples in the target, or in the test set
 
     @property
-    def is_fold(self) -> bool:
-        return self.name.startswith("fold-")
-
-    @property
     def title(self) -> str:
         fold = self.name.rpartition("/")[0].replace("fold-", ", fold ")
         return f"{TITLES[self.method]}{fold}" if self.name else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from soseleto.comparison.plan import Features, Part, apart_from, features_by, fo
 from soseleto.comparison.scan import FirstAnswer, compared, scan, with_solution
 from soseleto.data import Augment, Examples, Pair, TablePreparation
 from soseleto.data.text import TextPreparation
-from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve
+from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve, to_data
 from soseleto.errors import TrainingError, UsageError, counted, first_line
 from soseleto.methods.strong import Strong
 from soseleto.models.learned import Learned
@@ -34,7 +33,6 @@ from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, RE
 from soseleto.suspects.cross_fit import Beliefs
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.optimizers import describe
-from soseleto.task.settings import to_data
 from soseleto.task.task import Method
 from soseleto.training.data import found_before
 from soseleto.training.fit import fit
@@ -274,7 +272,7 @@ class Comparing:
         first = self.first
         if first is None or first.evidence is None or part.method != SOSELETO:
             return None
-        if not part.is_fold:
+        if not part.name.startswith("fold-"):
             return first.evidence
         if self.is_regression:  # whose settings do not depend on it
             return None
@@ -352,10 +350,10 @@ class Comparing:
 
     def _target_batch(self, part: Part) -> int | Balanced | None:
         """As given, but at most what a fold leaves of the target."""
-        given, n = self.target_batch_size, len(part.target)
-        if given is None or not part.name:
-            return given
-        return replace(given, size=min(given.size, n)) if isinstance(given, Balanced) else min(given, n)
+        size, n = self.target_batch_size, len(part.target)
+        if size is None or not part.name:
+            return size
+        return replace(size, size=min(size.size, n)) if isinstance(size, Balanced) else min(size, n)
 
     def _place(self, part: Part) -> Path | None:
         if self.out is None:
@@ -373,13 +371,16 @@ class Comparing:
         if self.out is None:
             return {}
         sides = (self.pair.source, self.pair.target, self.pair.test)
-        parts = [(s.fingerprint(), s.classes, _of(s.truth), _of(getattr(s, "groups", None))) for s in sides if s]
-        data = "".join(map(str, itertools.chain(*parts)))
+        data = ""
+        for side in filter(None, sides):
+            more = (None if of is None else of.tolist() for of in (side.truth, getattr(side, "groups", None)))
+            data += "".join(map(str, (side.fingerprint(), side.classes, *more)))
         optimizer = self.chosen["optimizer"]
+        optimizer = optimizer if isinstance(optimizer, tuple | list) else [optimizer]
         asked = {
             **to_data(self.chosen),
             "mode": self.mode,
-            "optimizer": [part and describe(part) for part in (optimizer if _is_pair(optimizer) else [optimizer])],
+            "optimizer": [part and describe(part) for part in optimizer],
             "target_batch_size": to_data(self.target_batch_size),
             "settings": to_data(self.method),
             "augment": repr(self.inputs.augment),
@@ -405,7 +406,7 @@ class Comparing:
 
     def _require_same(self, folder: RunFolder) -> None:
         asked = self._notes["asked"]
-        if changed := differences(folder.config().get("asked") or {}, asked, asked):
+        if changed := differences(folder.config().get("asked") or {}, asked):
             raise UsageError(
                 f"{folder.path} holds a training with other settings, since {', '.join(changed)}: give the same as "
                 "before, or --out another folder."
@@ -469,11 +470,3 @@ class Comparing:
             comparison = {**comparison, "judged_on": "test", "held_out": rows(self._held_out)}
         folder.write_json(COMPARISON, {**comparison, "rows": rows(self._shown), "kept": kept.method})
         return temperature
-
-
-def _is_pair(optimizer: Any) -> bool:
-    return isinstance(optimizer, tuple | list)
-
-
-def _of(truth: Tensor | None) -> Any:
-    return None if truth is None else truth.tolist()

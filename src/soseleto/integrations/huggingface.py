@@ -29,7 +29,7 @@ from soseleto.data.text import padded_length
 from soseleto.engines.model_state import whole
 from soseleto.errors import UsageError
 from soseleto.integrations.batches import INDEX, Numbered, TargetBatches, WithIndex
-from soseleto.parallel.reducer import Ranks, Reducer, Single
+from soseleto.parallel.reducer import Ranks, Single
 from soseleto.selection import Selection
 from soseleto.task.loop import PerExampleLoss
 
@@ -111,11 +111,11 @@ class SelectionMixin(_AnyTrainer):
 
     def _ignored(self) -> dict[str, Any]:
         """Losses that are not of the model's kind, and whether the user asks for them."""
-        kind: Any = type(self)
+        trainer: Any = type(self)
         return {
             "label_smoothing_factor": self.args.label_smoothing_factor,
             "compute_loss_func": self.compute_loss_func is not None,
-            f"compute_loss of {kind.__name__}": kind.compute_loss is not self._plain.compute_loss,
+            f"compute_loss of {trainer.__name__}": trainer.compute_loss is not self._plain.compute_loss,
         }
 
     @property
@@ -133,6 +133,8 @@ class SelectionMixin(_AnyTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """The weighted source gradient in ``.grad``; the weights of the batch's examples move."""
         model.train()
+        if callable(getattr(self.optimizer, "train", None)):  # one without a schedule, after an evaluation
+            self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         index = inputs.pop(INDEX)
         if isinstance(self.per_example_loss, _PerExample):
@@ -164,8 +166,20 @@ class SelectionMixin(_AnyTrainer):
         """
         if saved is not None or self._targets is None or self._selected_for is not self.model:
             rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-            reducer = Single() if ranks == 1 else Ranks(self.args.device)
-            self._selection = self._made(self.accelerator.unwrap_model(model), reducer)
+            plain, generates = self.accelerator.unwrap_model(model), getattr(self.per_example_loss, "generates", False)
+            self._selection = Selection(
+                plain,
+                n_source=self._n_source,
+                loss=self.per_example_loss,
+                classes=self._classes,
+                epochs=math.ceil(self.args.num_train_epochs) if self.args.max_steps <= 0 else None,
+                features=mean_embeddings(plain) if generates else None,
+                method=self.method,
+                optimizer=self.optimizer.optimizer,
+                reducer=Single() if ranks == 1 else Ranks(self.args.device),
+                join=self._join,
+                cuda_graph=self._cuda_graph,
+            )
             size = self._target_batch_size or max(8, self._train_batch_size // 8)
             target = _of_columns(self, self.target_dataset)
             collate = _collator(self, self.data_collator)
@@ -176,26 +190,6 @@ class SelectionMixin(_AnyTrainer):
             self._selected_for, self._target_losses = self.model, []
         self.selection.follow(self.optimizer.optimizer)
         return self._targets
-
-    def _made(self, model: nn.Module, reducer: Reducer) -> Selection:
-        return Selection(
-            model,
-            n_source=self._n_source,
-            loss=self.per_example_loss,
-            classes=self._classes,
-            epochs=self._epochs,
-            features=mean_embeddings(model) if getattr(self.per_example_loss, "generates", False) else None,
-            method=self.method,
-            optimizer=self.optimizer.optimizer,
-            reducer=reducer,
-            join=self._join,
-            cuda_graph=self._cuda_graph,
-        )
-
-    @property
-    def _epochs(self) -> int | None:
-        """As far as they are known before the training."""
-        return math.ceil(self.args.num_train_epochs) if self.args.max_steps <= 0 else None
 
     def _get_dataloader(
         self,
@@ -326,8 +320,8 @@ class _PerToken:
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         left_out = (TEXTS, LENGTHS) if self._takes_labels else (TEXTS, LENGTHS, "labels")
-        given = {name: value for name, value in inputs.items() if name not in left_out}
-        logits, labels, rows = model(**given, **self._settings).logits, self._wanted(inputs), ROWS
+        of_model = {name: value for name, value in inputs.items() if name not in left_out}
+        logits, labels, rows = model(**of_model, **self._settings).logits, self._wanted(inputs), ROWS
         if TEXTS in inputs:  # every token is a row
             logits, labels, rows = logits.transpose(0, 1), labels.transpose(0, 1), TOKENS
         parts = zip(logits.split(rows), labels.split(rows), strict=True)
@@ -336,8 +330,8 @@ class _PerToken:
 
     def counts(self, inputs: Mapping[str, Any]) -> Tensor:
         """How many tokens of each example have a label."""
-        found = self._wanted(inputs) != IGNORED
-        return _by_text(found.flatten().long(), inputs) if TEXTS in inputs else found.sum(1)
+        labelled = self._wanted(inputs) != IGNORED
+        return _by_text(labelled.flatten().long(), inputs) if TEXTS in inputs else labelled.sum(1)
 
     def _wanted(self, inputs: Mapping[str, Any]) -> Tensor:
         """The label that each place is to predict; shifted here, since logits are the largest tensor of all."""
@@ -376,16 +370,16 @@ class Join:
         if not isinstance(source, Mapping) or source.keys() != target.keys() or TEXTS in source:
             return None
         joined = {}
-        for name, one in source.items():
-            other = target[name]
-            if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.ndim != other.ndim:
+        for name, of_source in source.items():
+            parts: list[Any] = [of_source, target[name]]
+            if not all(isinstance(part, Tensor) for part in parts) or parts[0].ndim != parts[1].ndim:
                 return None
-            if one.shape[1:] != other.shape[1:]:
-                if one.ndim != 2 or name not in self._padding or "attention_mask" not in source:
+            if parts[0].shape[1:] != parts[1].shape[1:]:
+                if parts[0].ndim != 2 or name not in self._padding or "attention_mask" not in source:
                     return None
-                length = max(one.shape[1], other.shape[1])
-                one, other = (self._padded(name, part, length) for part in (one, other))
-            joined[name] = torch.cat([one, other])
+                length = max(part.shape[1] for part in parts)
+                parts = [self._padded(name, part, length) for part in parts]
+            joined[name] = torch.cat(parts)
         return joined
 
     def evened(self, source: Any, target: Any, longest: int) -> tuple[Any, Any]:

@@ -103,15 +103,11 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
 
     def _made(self, optimizer: torch.optim.Optimizer | None) -> Selection:
         """With the state of the checkpoint, if there is one."""
-
-        def loss(model: SelectionModule, batch: Any) -> Tensor:
-            return model.per_example_loss(batch)
-
         epochs = getattr(self._trainer, "max_epochs", None)
         made = Selection(
             self,
             n_source=self._n_source,
-            loss=loss,
+            loss=lambda model, batch: model.per_example_loss(batch),
             classes=self._classes,
             epochs=epochs if epochs and epochs > 0 else None,
             method=self._method,

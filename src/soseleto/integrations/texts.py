@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from soseleto.defaults import to_data
 from soseleto.errors import UsageError
 from soseleto.integrations.batches import INDEX
 from soseleto.report.html import write_report
-from soseleto.run_folder.folder import SOURCE, RunFolder
-from soseleto.task.settings import to_data
+from soseleto.run_folder.folder import REPORT, SOURCE, RunFolder
 
 SECONDS = "train_runtime"  # of the Trainer's log
 
@@ -25,6 +25,8 @@ def write_run(
     trainer: Any, out: str | Path, *, texts: Sequence[str] | None = None, files: Sequence[str] | None = None
 ) -> Path:
     """Write what a training with source weights found to the folder ``out``; returns the path of the report.
+
+    Of several processes the first writes.
 
     Args:
         trainer: a ``SoseletoTrainer`` that has trained.
@@ -37,9 +39,11 @@ def write_run(
     ids = _tokens(dataset, n)
     if texts is None and decode is not None:
         texts = [decode(tokens, skip_special_tokens=True) for tokens in ids]
-    for name, given in (("texts", texts), ("files", files)):
-        if given is not None and len(given) != n:
-            raise UsageError(f"{name} has {len(given)} entries for {n} examples: give one for each.")
+    for name, words in (("texts", texts), ("files", files)):
+        if words is not None and len(words) != n:
+            raise UsageError(f"{name} has {len(words)} entries for {n} examples: give one for each.")
+    if not trainer.is_world_process_zero():
+        return Path(out) / REPORT
     history = trainer.state.log_history
     folder = RunFolder.create(out)
     folder.write_config(
@@ -72,17 +76,18 @@ def write_run(
         columns["x0"] = [texts[i] for i in order.tolist()]
         folder.write_json(SOURCE, {"features": ["text"]})
     folder.write_ranking(columns)
-    folder.end({"event": "end", "seconds": next((one[SECONDS] for one in history[::-1] if SECONDS in one), None)})
+    seconds = [record[SECONDS] for record in history if SECONDS in record]
+    folder.end({"event": "end", "seconds": seconds[-1] if seconds else None})
     return write_report(folder.path)
 
 
 def _tokens(dataset: Any, n: int) -> list[Any]:
     """The tokens of each example; TRL's rows may be fewer, in another order, and hold several texts."""
-    found: list[Any] = [np.empty(0, np.int64)] * n
+    tokens: list[Any] = [np.empty(0, np.int64)] * n
     for i in range(len(dataset)):
         row = dataset[i]
         ids = np.asarray(row["input_ids"])
         places = np.broadcast_to(row.get(INDEX, i), ids.shape)
         for place in np.unique(places).tolist():
-            found[place] = ids[places == place]
-    return found
+            tokens[place] = ids[places == place]
+    return tokens

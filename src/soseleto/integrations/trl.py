@@ -28,27 +28,27 @@ class SoseletoSFTTrainer(SelectionMixin, SFTTrainer):  # type: ignore[misc]
     """
 
     _plain = SFTTrainer
-    _given: int | None = None  # length of train_dataset before TRL prepares it; None: it does not
+    _length: int | None = None  # of train_dataset before TRL prepares it; None: it does not
     _kept: Any = ()  # places of what it keeps
 
     def __init__(self, *args: Any, target_dataset: Any, **kwargs: Any) -> None:
         super().__init__(*args, target_dataset=target_dataset, **kwargs)
         if self.args.activation_offloading:
             raise UsageError("activation_offloading=True has no effect here: write gradient_checkpointing=True.")
-        if self._given is None:
+        if self._length is None:
             return
-        given = self.processing_class, self.args, False, self._formatting_func
+        settings = self.processing_class, self.args, False, self._formatting_func
         if isinstance(target_dataset, Mapping):
             prepare = super()._prepare_dataset
-            self.target_dataset = {name: prepare(task, *given, name) for name, task in target_dataset.items()}
+            self.target_dataset = {name: prepare(task, *settings, name) for name, task in target_dataset.items()}
         else:
-            self.target_dataset = super()._prepare_dataset(target_dataset, *given, "target")
+            self.target_dataset = super()._prepare_dataset(target_dataset, *settings, "target")
         self._unlabelled[:] = True
         self._unlabelled[self._kept] = False
 
     @property
     def _n_source(self) -> int:
-        return super()._n_source if self._given is None else self._given
+        return super()._n_source if self._length is None else self._length
 
     def _ignored(self) -> dict[str, Any]:
         loss = f"loss_type={self.args.loss_type!r}"
@@ -58,22 +58,22 @@ class SoseletoSFTTrainer(SelectionMixin, SFTTrainer):  # type: ignore[misc]
         self, dataset: Any, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Any:
         """As TRL; ``train_dataset``, which comes first, gets a column with the places of its examples."""
-        if self._given is not None or not hasattr(dataset, "__len__"):
+        if self._length is not None or not hasattr(dataset, "__len__"):
             return super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
         if packing and (args.packing_strategy != "bfd" or args.max_length is None):
             raise UsageError(
                 f"packing with packing_strategy={args.packing_strategy!r} and max_length={args.max_length} can cut a "
                 "text in two, which would have two weights: write packing_strategy='bfd' and a max_length."
             )
-        self._given = len(dataset)
+        self._length = len(dataset)
         numbered = dataset.add_column(INDEX, list(range(len(dataset))))
-        found = super()._prepare_dataset(numbered, processing_class, args, False, formatting_func, dataset_name)
-        self._kept = found[INDEX][:]
+        prepared = super()._prepare_dataset(numbered, processing_class, args, False, formatting_func, dataset_name)
+        self._kept = prepared[INDEX][:]
         if not packing:
-            return found
+            return prepared
         with args.main_process_first():
-            found = found.map(_for_each_token).select_columns(["input_ids", "labels", INDEX])
-            return pack_dataset(found, args.max_length, args.packing_strategy, {"num_proc": args.dataset_num_proc})
+            prepared = prepared.map(_for_each_token).select_columns(["input_ids", "labels", INDEX])
+            return pack_dataset(prepared, args.max_length, args.packing_strategy, {"num_proc": args.dataset_num_proc})
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()

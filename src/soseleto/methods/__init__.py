@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from soseleto.algorithm import Soseleto
-from soseleto.methods.baselines import Mixed, Ordinary, TargetOnly
-from soseleto.methods.fine_tuning import FineTuning
+from soseleto.methods.baselines import FineTuning, Mixed, Ordinary, TargetOnly
 from soseleto.methods.strong import Strong
 from soseleto.methods.wrappers import Recording, Signals
 from soseleto.task.task import Method

@@ -28,8 +28,21 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import joint_scores, require_classes, require_share, view_scores, views_of
-from soseleto.methods.teacher import Judge, TaughtState, Teacher, clean_share, mixed, no_steps, one_hot, sharpened
+from soseleto.methods.baselines import require_share
+from soseleto.methods.teacher import (
+    Judge,
+    TaughtState,
+    Teacher,
+    clean_share,
+    joint_scores,
+    mixed,
+    no_steps,
+    one_hot,
+    require_classes,
+    sharpened,
+    view_scores,
+    views_of,
+)
 from soseleto.task.task import Task, load_tree
 from soseleto.weights import Weights
 
@@ -97,6 +110,8 @@ class Strong:
         classes = require_classes(task, self.name)
         if classes < 2:
             raise UsageError(f"{self.name} needs two classes or more, and the source has one class: train it plainly.")
+        if isinstance(self.unlabelled, Tensor):
+            raise UsageError("inputs without labels need views: call soseleto.fit, which makes them.")
         judge = Judge(classes, self.judging, self.balance, self.by_class, task.target_shares)
         return {
             "weights": Weights(task.n_source, device=task.device),
@@ -105,13 +120,8 @@ class Strong:
             "beliefs": judge.init(task.device),
             "taken": no_steps(task.device),
             "key": int(torch.randint(1 << 62, ())),
-            "unlabelled": self._unlabelled(task),
+            "unlabelled": None if self.unlabelled is None else self.unlabelled.shuffled(task.device),
         }
-
-    def _unlabelled(self, task: Task) -> UnlabelledViews | None:
-        if isinstance(self.unlabelled, Tensor):
-            raise UsageError("inputs without labels need views: call soseleto.fit, which makes them.")
-        return None if self.unlabelled is None else self.unlabelled.shuffled(task.device)
 
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         weak, views = self.views(state, source)

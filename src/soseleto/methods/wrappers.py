@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from soseleto.data.batches import Batch
 from soseleto.data.structure import call, label_margin, length, scores_of, tensors
 from soseleto.engines.forward import without_tangent
-from soseleto.methods.state import require_noisy
+from soseleto.methods.baselines import require_noisy
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method, Task, state_of
 

@@ -50,17 +50,18 @@ class ShardedSharing(Sharing):
         reshard(model)
         for module in sharded_modules(model):
             module.set_requires_gradient_sync(True, recurse=False)  # accelerate turns it off while gradients accumulate
-        before = {p: p.grad for p in model.parameters() if p.grad is not None}  # of a loop that accumulates
+        before = {p: p.grad for p in model.parameters()}  # of a loop that accumulates
         model.zero_grad(set_to_none=True)
-        for part, c in self._weighted(batch, coefficients):
-            found = loss(model, part)
-            found.backward((c * self.reducer.ranks).to(found.dtype))  # since FSDP takes the mean over ranks
-            losses.append(found.detach())
-        reshard(model)  # also where the user has turned that off after a backward
-        of_parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        model.zero_grad(set_to_none=True)
-        for p, g in before.items():
-            p.grad = g
+        try:
+            for part, c in self._weighted(batch, coefficients):
+                of_part = loss(model, part)
+                of_part.backward((c * self.reducer.ranks).to(of_part.dtype))  # since FSDP takes the mean over ranks
+                losses.append(of_part.detach())
+            reshard(model)  # also where the user has turned that off after a backward
+            of_parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        finally:
+            for p, g in before.items():
+                p.grad = g
         return torch.cat(losses)[: len(batch)], of_parameters  # examples of zeros come last
 
     def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
@@ -89,9 +90,9 @@ class ShardedSharing(Sharing):
             losses, g = self.gradient(step.model, step.loss, source, c / source.total)
         q = self._alignment(engine, replace(step, direction=g))
         square = sum(float(whole(part.double().square().sum())) for part in g.values())
-        found = float(self.sum((c / source.total * q).sum()))
+        sum_of_alignments = float(self.sum((c / source.total * q).sum()))
         dtypes = seen.dtypes | {p.dtype for p in g.values()} | {losses.dtype}
-        if abs(found - square) > TOLERANCE.of(dtypes, is_cuda=losses.is_cuda) * square:
+        if abs(sum_of_alignments - square) > TOLERANCE.of(dtypes, is_cuda=losses.is_cuda) * square:
             raise EngineError(
                 f"the {engine.name} engine is not exact for this sharded model: examples of a batch act on each "
                 "other, or a parameter is used where the engine cannot see it; give every rank the plain model and "

@@ -54,11 +54,6 @@ class Sharing:
         """The mean over the whole batch, of which ``values`` are this rank's part."""
         return values.mean() if self.nothing else self.sum(values.sum()) / batch.total
 
-    def mean_loss(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
-        """The mean loss, without a graph."""
-        with torch.no_grad():
-            return self.mean(self.losses(model, loss, batch), batch)
-
     def losses(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
         """This rank's losses, from a forward pass alone."""
         found = [loss(model, part)[:count].detach() for part, count in self._parts(batch)]

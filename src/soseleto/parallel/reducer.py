@@ -106,18 +106,18 @@ class Ranks(Reducer):
         return dict(zip(names, summed, strict=True))
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
-        length = -(-n // self.ranks)  # of the longest part, rounded up
-        padded = torch.zeros(length, dtype=mine.dtype)
-        padded[: len(mine)] = mine.cpu()
-        parts = [torch.empty_like(padded) for _ in range(self.ranks)]
-        with self._together():
-            dist.all_gather(parts, padded, group=self._patient)
-        return torch.stack(parts, dim=1).flatten()[:n]
+        gathered = torch.empty(n, dtype=mine.dtype)
+        for rank, part in enumerate(self._exchanged(mine.cpu().clone(), self._patient)):
+            gathered[rank :: self.ranks] = part
+        return gathered
 
     def every(self, value: T) -> list[T]:
+        return self._exchanged(value, self._host)
+
+    def _exchanged(self, value: T, group: Any) -> list[T]:
         answers: list[Any] = [None] * self.ranks
         with self._together():
-            dist.all_gather_object(answers, value, group=self._host)
+            dist.all_gather_object(answers, value, group=group)
         return answers
 
     def largest(self, number: int) -> int:

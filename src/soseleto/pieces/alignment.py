@@ -230,8 +230,8 @@ def conditions(
     predicted = torch.zeros((), dtype=passes.target_losses.dtype, device=task.device)
     for name, g in passes.target_gradient.items():
         predicted = predicted + whole(inner({name: g}, {name: now[name].detach() - before[name]}))
-    with unchanged(task.model):
-        after = task.sharing.mean_loss(task.model, task.losses.target, step.target)
+    with unchanged(task.model), torch.no_grad():
+        after = task.sharing.mean(task.sharing.losses(task.model, task.losses.target, step.target), step.target)
     size = task.sharing.sum(aligned.q.square().sum()).sqrt()  # ‖Qᵀ∂L_t/∂θ‖
     return {
         "held": torch.as_tensor(1.0 - aligned.gate, dtype=torch.float32, device=task.device),

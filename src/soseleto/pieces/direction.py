@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, NAdam, Optimizer
+from torch.optim import Adam, AdamW, NAdam
 
 from soseleto.engines.interface import reductions_dtype
 from soseleto.errors import UsageError
@@ -144,7 +144,11 @@ def as_optimizer_steps(
     gradients: Mapping[str, Tensor], states: ParameterStates, first: Tensor | float = 1.0
 ) -> dict[str, Tensor]:
     """Λ P g of the parameters that the optimizer steps; ``first`` is the size of P g before its first step."""
-    _require_adam(states.optimizer)
+    if not isinstance(states.optimizer, ADAMS):
+        raise UsageError(
+            "preconditioned knows the optimizers Adam, AdamW and NAdam, got "
+            f"{type(states.optimizer).__name__}: leave it out."
+        )
     direction: dict[str, Tensor] = {}
     for name, g in gradients.items():
         if (kept := states.of(name)) is not None:
@@ -164,10 +168,3 @@ def _of_adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
     squares: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
     so_far = 1.0 - group["betas"][1] ** state["step"].double()
     return (squares / so_far).sqrt_().add_(group["eps"]).reciprocal_()
-
-
-def _require_adam(optimizer: Optimizer) -> None:
-    if not isinstance(optimizer, ADAMS):
-        raise UsageError(
-            f"preconditioned knows the optimizers Adam, AdamW and NAdam, got {type(optimizer).__name__}: leave it out."
-        )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from soseleto.pieces.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task
 
 CUT = 3.0  # alignments are heavy-tailed
+RIDGE = 3.0  # penalty of the regression's coefficients, for features of variance 1
 LARGEST = 1024  # features; more are projected onto as many random directions
 _TINY = 1e-12
 
@@ -31,8 +33,6 @@ _TINY = 1e-12
 @dataclass(frozen=True)
 class from_features(Piece):
     """Weights are those that an example's features let one expect; scores are means of that and of its own alignments.
-
-    ridge: penalty of the regression's coefficients, for features of variance 1.
 
     The features are ``Selection(features=...)``; ``SoseletoTrainer`` takes the mean embedding of a text's tokens. The
     weight of an example is the one that it was last trained with; until the first alignments are known it is 1.
@@ -43,13 +43,7 @@ class from_features(Piece):
         >>> method = Soseleto(direction=preconditioned(), alignment=from_features())
     """
 
-    ridge: float = 3.0
-
     slot: ClassVar[str] = "alignment"
-
-    def __post_init__(self) -> None:
-        if not self.ridge > 0:
-            raise UsageError(f"ridge of from_features must be above 0, got {self.ridge}: 3 is usual.")
 
     def init(self, task: Task) -> State:
         if task.features is None:
@@ -63,7 +57,7 @@ class from_features(Piece):
     def before(self, rows: Tensor, state: State, source: Batch, task: Task) -> None:
         if not state["moments"]:
             return
-        expected = self._expected(_features(task, source), state["moments"]["all"]).clamp_min(0.0)
+        expected = _expected(_features(task, source), state["moments"]["all"]).clamp_min(0.0)
         sums = torch.stack([expected.square().sum(), expected.sum()])
         state["sums"].add_(task.sharing.sum(sums))
         of_squares, total = state["sums"].unbind()
@@ -74,24 +68,25 @@ class from_features(Piece):
         q = value.scaled.double()
         size = (task.sharing.sum(torch.dot(q, q)) / step.source.total).sqrt()
         u = (q / size.clamp_min(torch.finfo(torch.float32).tiny)).clamp(-CUT, CUT)
-        expected = self._expected(x, state["moments"]["all"]) if state["moments"] else torch.zeros_like(u)
+        expected = _expected(x, state["moments"]["all"]) if state["moments"] else torch.zeros_like(u)
         z = torch.cat([torch.ones_like(u)[:, None], x, u[:, None]], dim=1)
         if not state["moments"]:
             state["moments"]["all"] = z.new_zeros(z.shape[1], z.shape[1])
         state["moments"]["all"].add_(task.sharing.sum(z.T @ z))
         return Alignment(q=(0.5 * (u + expected)).to(value.q.dtype), gate=0.0)
 
-    def _expected(self, x: Tensor, moments: Tensor) -> Tensor:
-        """m(x), from the moments Σzzᵀ of z = (1, x, u)."""
-        n = moments[0, 0]
-        mean = moments[0, 1:] / n
-        spread = moments[1:, 1:] / n - torch.outer(mean, mean)  # of x and u
-        size = spread.diagonal()[:-1].clamp_min(_TINY).sqrt()
-        correlated = spread[:-1, :-1] / torch.outer(size, size)
-        correlated.diagonal().add_(self.ridge / n)
-        factor, _ = torch.linalg.cholesky_ex(correlated)
-        w = torch.cholesky_solve((spread[:-1, -1] / size)[:, None], factor)[:, 0] / size
-        return mean[-1] + (x - mean[:-1]) @ w
+
+def _expected(x: Tensor, moments: Tensor) -> Tensor:
+    """m(x), from the moments Σzzᵀ of z = (1, x, u)."""
+    n = moments[0, 0]
+    mean = moments[0, 1:] / n
+    spread = moments[1:, 1:] / n - torch.outer(mean, mean)  # of x and u
+    size = spread.diagonal()[:-1].clamp_min(_TINY).sqrt()
+    correlated = spread[:-1, :-1] / torch.outer(size, size)
+    correlated.diagonal().add_(RIDGE / n)
+    factor, _ = torch.linalg.cholesky_ex(correlated)
+    w = torch.cholesky_solve((spread[:-1, -1] / size)[:, None], factor)[:, 0] / size
+    return mean[-1] + (x - mean[:-1]) @ w
 
 
 def _features(task: Task, source: Batch) -> Tensor:
@@ -103,6 +98,12 @@ def _features(task: Task, source: Batch) -> Tensor:
             f"features have shape {tuple(x.shape)} for {len(source)} examples: give one row of numbers per example."
         )
     if x.shape[1] > LARGEST:
-        directions = torch.randn(x.shape[1], LARGEST, generator=generator(0, "features", x.shape[1]))
-        x = x @ directions.to(x) / math.sqrt(LARGEST)
+        x = x @ _directions(x.shape[1], x.device)
     return x
+
+
+@lru_cache(maxsize=2)
+def _directions(width: int, device: torch.device) -> Tensor:
+    """Random ones, kept, since they are used in every step, and a CUDA graph cannot copy them to the GPU."""
+    drawn = torch.randn(width, LARGEST, generator=generator(0, "features", width))
+    return drawn.to(device, torch.float64) / math.sqrt(LARGEST)

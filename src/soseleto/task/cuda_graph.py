@@ -83,7 +83,8 @@ class CapturedStep:
         settings = getattr(self._state, "kind", None), self._engine_name, attributes(self._model)
         kind = *settings, _shapes(source), _shapes(target)
         self._calls[kind] += 1
-        if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
+        needs_proof = self._proofs.calls > 0 and self._proofs.is_due
+        if monitor or not self._possible or self._calls[kind] <= WARM_UP or needs_proof:
             return self._run(source, target, monitor=monitor)
         if kind not in self._recorded and not (len(self._recorded) < MOST and self._capture(kind, source, target)):
             return self._run(source, target)
@@ -114,7 +115,9 @@ class CapturedStep:
         schedule = self._proofs
         calls, schedule.recording = schedule.calls, True
         try:
-            with _rates_on_device(self._groups, source.index.device) as rates, recording(graph, self._pool):
+            # Threads that read data ahead may go on pinning memory meanwhile.
+            record = torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local")
+            with _rates_on_device(self._groups, source.index.device) as rates, record:
                 numbers = self._eager(source, target)
         except ProofDue:  # the call that came to it is not counted
             torch.cuda.synchronize()
@@ -146,9 +149,6 @@ class CapturedStep:
     def _proofs(self) -> Schedule:
         """When the engine is to be proved. No calls: there is none, or its weights are frozen."""
         return getattr(self._engine, "schedule", None) or Schedule()
-
-    def _needs_proof(self) -> bool:
-        return self._proofs.calls > 0 and self._proofs.is_due
 
 
 def attributes(model: nn.Module | None) -> Hashable:
@@ -212,8 +212,3 @@ def _fill(static: Batch, batch: Batch) -> None:
 
 def _tensors(batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
     return batch.index, batch.inputs, batch.labels
-
-
-def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
-    """Record what this thread runs; threads that read data ahead may go on pinning memory meanwhile."""
-    return torch.cuda.graph(graph, pool, capture_error_mode="thread_local")

@@ -51,8 +51,7 @@ class LossGuard(Guard):
     def __init__(self, device: torch.device, reducer: Reducer | None = None, *, deferred: bool = True) -> None:
         self._reducer, self._deferred = reducer or Single(), deferred
         self._calls = torch.zeros((), dtype=torch.int64, device=device)
-        self._first = torch.zeros((), dtype=torch.int64, device=device)  # the call that found the first bad loss
-        self._bad = torch.zeros((), dtype=torch.bool, device=device)
+        self._first = torch.zeros((), dtype=torch.int64, device=device)  # the call with the first bad loss; 0: none
         # by side and size: the indices of the first bad batch, -1 where the loss is finite
         self._where: dict[tuple[str, int], Tensor] = {}
 
@@ -60,31 +59,27 @@ class LossGuard(Guard):
         finite = losses.isfinite()
         places = torch.where(finite, -1, index)
         known = self._where.setdefault((side, len(places)), torch.full_like(places, -1))
-        known.copy_(torch.where(self._bad, known, places))
+        was_bad = self._first > 0
+        known.copy_(torch.where(was_bad, known, places))
         self._calls.add_(1)
-        self._first.copy_(torch.where(self._bad, self._first, self._calls))
-        self._bad.logical_or_(~finite.all())
+        self._first.copy_(torch.where(was_bad | finite.all(), self._first, self._calls))
         if not self._deferred:
             self.check()
 
     def check(self) -> None:
-        if not self._reducer.largest(int(self._bad)):
+        if not self._reducer.largest(int(self._first)):
             return
-        firsts = self._reducer.every(int(self._first) if bool(self._bad) else None)
-        earliest = min(first for first in firsts if first is not None)  # later failures are its consequences
+        firsts = self._reducer.every(int(self._first))
+        earliest = min(filter(None, firsts))  # later failures are its consequences
         mine = firsts[self._reducer.rank] == earliest
         for side in ("source", "target"):
             batches = [places.tolist() for (of, _), places in self._where.items() if of == side and mine]
-            if bad := _of_all_ranks(self._reducer, side, [place for batch in batches for place in batch if place >= 0]):
-                raise NonFiniteLoss(side, bad)
+            places = [place for batch in batches for place in batch if place >= 0]
+            if side == "source":  # in the whole data set: source index p of rank r is example p·ranks + r
+                places = [place * self._reducer.ranks + self._reducer.rank for place in places]
+            if bad := {place for of_rank in self._reducer.every(places) for place in of_rank}:
+                raise NonFiniteLoss(side, sorted(bad))
         raise NonFiniteLoss("source", [])
-
-
-def _of_all_ranks(reducer: Reducer, side: str, places: list[int]) -> list[int]:
-    """The bad indices of all ranks, in the whole data set: source index p of rank r is example p·ranks + r."""
-    if side == "source":
-        places = [place * reducer.ranks + reducer.rank for place in places]
-    return sorted({place for of_rank in reducer.every(places) for place in of_rank})
 
 
 @dataclass(frozen=True)

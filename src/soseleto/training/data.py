@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,10 @@ class Data:
         if not options.share:
             return self
         before = self.labels_before if options.labels_before is None else options.labels_before
-        groups = groups_of(*kept_together(self.source, self.target))
-        alone = None if groups is None else torch.from_numpy(_alone(*groups))
+        groups, alone = groups_of(*kept_together(self.source, self.target)), None
+        if groups is not None:  # target examples of whose group there is no other
+            _, at, counts = np.unique(np.concatenate(groups), return_inverse=True, return_counts=True)
+            alone = torch.from_numpy(counts[at[len(self.source) :]] == 1)
         choices: dict[str, Any] = {"seed": seed, "labels_before": before, "among": alone}
         source, target, planted = probes.plant(self.source, self.target, options.share, **choices)
         return replace(self, source=source, target=target, probes=planted, unplanted=self.source)
@@ -151,17 +154,7 @@ class Data:
         }
 
     def to(self, device: torch.device) -> Data:
-        return replace(
-            self,
-            source=on_device(self.source, device),
-            target=on_device(self.target, device),
-        )
-
-
-def _alone(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(m,) whether no other example is of a target example's group."""
-    _, at, counts = np.unique(np.concatenate([source, target]), return_inverse=True, return_counts=True)
-    return np.asarray(counts[at[len(source) :]] == 1)
+        return replace(self, source=on_device(self.source, device), target=on_device(self.target, device))
 
 
 def found_before(labels: Tensor | None, target: ExampleSet) -> Tensor | None:
@@ -233,11 +226,6 @@ def class_count(examples: ExampleSet, outputs: int | None = None) -> int | None:
     return int(examples.labels.max()) + 1
 
 
-def class_shares(examples: ExampleSet, classes: int) -> Tensor:
-    """The share of every class, (C,) float32."""
-    return torch.bincount(examples.labels.cpu(), minlength=classes).float() / len(examples)
-
-
 def are_class_indices(labels: Tensor) -> bool:
     """One integer per example."""
     return labels.ndim == 1 and not labels.is_floating_point()
@@ -273,7 +261,8 @@ def wrong_share(model: nn.Module, prepare: Prepare, data: Data, *, seed: int) ->
     By cross-fitted beliefs in some of the labels, on the inputs and the features of the network before training.
     """
     trusted = data.target.labels.cpu()
-    if sharded_modules(model) or not enough_trusted(data.target) or not _has_sklearn():
+    # scikit-learn is among the dependencies; where a GPU machine has PyTorch alone, everything but estimates works
+    if sharded_modules(model) or not enough_trusted(data.target) or find_spec("sklearn") is None:
         return None
     some = torch.randperm(len(data.source), generator=generator(seed, "share/some"))[:MOST_JUDGED]
     labels = data.source.labels.cpu()[some]
@@ -300,15 +289,6 @@ def wrong_share(model: nn.Module, prepare: Prepare, data: Data, *, seed: int) ->
             return None
         raise
     return judge(found).wrong_share.low
-
-
-def _has_sklearn() -> bool:
-    """It is among the dependencies; where a GPU machine has PyTorch alone, everything but estimates works."""
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _blocks(model: nn.Module, prepare: Prepare, examples: ExampleSet) -> list[np.ndarray]:

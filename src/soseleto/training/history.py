@@ -138,18 +138,13 @@ def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reduce
     judged: (n,) which labels are wrong, and (n,) of which the truth is known
     """
     record: dict[str, Any] = {**weights.summary(reducer.sum)}
-    if judged is not None:
-        wrong, known = judged
-        record["groups"] = group_record(weights.values[known], wrong[known], reducer)
-    return record
-
-
-def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:
-    """The mean weight of right and of wrong labels over all ranks; an empty group is left out."""
-    record = {}
-    for name, values in (("right", weights[~wrong]), ("wrong", weights[wrong])):
-        own = torch.tensor([float(len(values)), float(values.double().sum())], dtype=torch.float64)
+    if judged is None:
+        return record
+    wrong, known = judged
+    record["groups"] = {}
+    for name, places in (("right", known & ~wrong), ("wrong", known & wrong)):
+        own = torch.stack([places.sum(), weights.values[places].sum(dtype=torch.float64)]).cpu()
         count, total = reducer.sum(own).tolist()
         if count:
-            record[name] = {"mean": total / count, "count": int(count)}
+            record["groups"][name] = {"mean": total / count, "count": int(count)}
     return record

@@ -37,7 +37,7 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import LossGuard, Method, NonFiniteLoss, Task, after_step
-from soseleto.training.data import BatchSizes, Data, class_count, class_shares, is_out_of_memory
+from soseleto.training.data import BatchSizes, Data, class_count, is_out_of_memory
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
@@ -89,7 +89,8 @@ class Loop:
         classes = class_count(self.data.source, self.network.outputs)
         shares = None
         if noisy and self.sizes.balanced and classes is not None:
-            shares = class_shares(self.data.target, classes).to(self.device)
+            counts = torch.bincount(self.data.target.labels.cpu(), minlength=classes)
+            shares = (counts.float() / len(self.data.target)).to(self.device)
         return Task(
             model=model,
             losses=self.network.losses,
@@ -266,7 +267,11 @@ class Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
-            record |= weight_record(learned, self._wrong(), self.team)
+            wrong = wrong_labels(self._source)
+            if wrong is not None:  # of this rank
+                rank, ranks, device = self.team.rank, self.team.ranks, self.task.device
+                wrong = wrong[0][rank::ranks].to(device), wrong[1][rank::ranks].to(device)
+            record |= weight_record(learned, wrong, self.team)
         return record
 
     def _gathered(self, state: Any) -> Weights | None:
@@ -285,13 +290,6 @@ class Loop:
     def _learned(self, state: Any) -> Weights | None:
         """This rank's weights without the probes'; None for a method without weights."""
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
-
-    def _wrong(self) -> tuple[Tensor, Tensor] | None:
-        """``wrong_labels`` of this rank."""
-        if (of_all := wrong_labels(self._source)) is None:
-            return None
-        wrong, known = (part[self.team.rank :: self.team.ranks].to(self.task.device) for part in of_all)
-        return wrong, known
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(

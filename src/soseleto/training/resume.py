@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,7 +249,7 @@ def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise if the run in a folder was started with another configuration."""
-    if changed := differences(old, new, {**old, **new}):
+    if changed := differences(old, new):
         raise UsageError(
             f"{path} holds an unfinished run that cannot be resumed, since {', '.join(changed)}: "
             "give the same as before, or another folder."
@@ -257,27 +257,24 @@ def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
 
 
 def differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], names: Iterable[str], form: str = "{name} was {old} and is {new}"
+    old: Mapping[str, Any], new: Mapping[str, Any], form: str = "{name} was {old} and is {new}", prefix: str = ""
 ) -> list[str]:
-    """The entries among ``names`` that differ between two configurations, each as a clause of this form."""
-    clauses = (clause for name in names for clause in _difference(name, old.get(name), new.get(name), form))
+    """The entries that differ between two configurations, each as a clause of this form."""
+    clauses: list[str] = []
+    for name, first, second in ((f"{prefix}{key}", old.get(key), new.get(key)) for key in {**old, **new}):
+        if first == second:
+            continue
+        if name in _CHANGED:
+            clauses.append(f"{_CHANGED[name]} changed")
+        elif isinstance(first, dict) and isinstance(second, dict):
+            if first.get("name") != second.get("name"):  # different methods, whose other settings say nothing more
+                first, second = {"name": first.get("name")}, {"name": second.get("name")}
+            clauses += differences(first, second, form, f"{name}.")
+        else:
+            values = {"old": json.dumps(first), "new": json.dumps(second)}
+            is_short = sum(map(len, values.values())) < _MOST_SHOWN
+            clauses.append(form.format(name=name, **values) if is_short else f"{name} changed")
     return list(dict.fromkeys(clauses))
-
-
-def _difference(name: str, old: Any, new: Any, form: str) -> list[str]:
-    if old == new:
-        return []
-    if name in _CHANGED:
-        return [f"{_CHANGED[name]} changed"]
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.get("name") != new.get("name"):  # of different methods, whose other settings say nothing more
-            old, new = {"name": old.get("name")}, {"name": new.get("name")}
-        keys = {**old, **new}
-        return [part for key in keys for part in _difference(f"{name}.{key}", old.get(key), new.get(key), form)]
-    first, second = json.dumps(old), json.dumps(new)
-    if len(first) + len(second) >= _MOST_SHOWN:
-        return [f"{name} changed"]
-    return [form.format(name=name, old=first, new=second)]
 
 
 def require_same_settings(reducer: Reducer, settings: Mapping[str, Any]) -> None:
@@ -285,7 +282,7 @@ def require_same_settings(reducer: Reducer, settings: Mapping[str, Any]) -> None
     every = reducer.every(comparable(settings))
     for rank, own in enumerate(every):
         form = f"{{name}} is {{old}} on rank 0 and {{new}} on rank {rank}"
-        if changed := differences(every[0], own, {**every[0], **own}, form):
+        if changed := differences(every[0], own, form):
             raise UsageError(
                 f"the ranks were started with different settings, since {', '.join(changed)}: give every rank the same."
             )

@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import (
-    Augment,
-    ExampleSet,
-    TablePreparation,
-    TokenViews,
-    structure,
-)
+from soseleto.data import Augment, ExampleSet, TablePreparation, TokenViews, structure
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare, make_prepare
 from soseleto.data.views import AnyViews, UnlabelledViews
@@ -30,12 +24,7 @@ from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.task import Method
-from soseleto.training.data import (
-    Data,
-    are_class_indices,
-    classes_of,
-    is_out_of_memory,
-)
+from soseleto.training.data import Data, are_class_indices, classes_of, is_out_of_memory
 from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
 
 TaskLosses = NoisyLosses | TransferLosses
@@ -263,17 +252,12 @@ def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
         if isinstance(augment, AnyViews):
             if kind_of_inputs(examples) != augment.made_of:
                 raise UsageError(f"{augment.wanted}, got {_form(examples)}: give such, or leave these views out.")
-            _check_mixing(augment, method)
+            if isinstance(augment, TokenViews) and getattr(method, "mixup", False):
+                raise UsageError(
+                    f"the method {method.name!r} mixes inputs, and token ids cannot be mixed: write Strong(mixup=0.0)."
+                )
         elif not isinstance(examples.take(torch.tensor([0]))[0], Tensor):
             raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
-
-
-def _check_mixing(views: AnyViews, method: Method) -> None:
-    """Raise where a method mixes inputs that cannot be mixed."""
-    if isinstance(views, TokenViews) and getattr(method, "mixup", False):
-        raise UsageError(
-            f"the method {method.name!r} mixes inputs, and token ids cannot be mixed: write Strong(mixup=0.0)."
-        )
 
 
 def with_views(method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare) -> Method:
