@@ -25,8 +25,8 @@ from experiments.row_views import FeatureViews
 from experiments.settings import make_method
 from experiments.training import accuracies, autocast, drawn, train
 from soseleto.data import Examples, Preprocess
+from soseleto.data.augment import AnyViews
 from soseleto.data.text import TextExamples, TextPreparation
-from soseleto.data.views import AnyViews
 from soseleto.defaults import (
     LAST_BLOCKS,
     MANY_SHARE,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from soseleto.data.augment import AnyViews
 from soseleto.data.batches import ExampleRandom
-from soseleto.data.views import AnyViews
 
 
 @dataclass(frozen=True)

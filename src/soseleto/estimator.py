@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from soseleto.data import Examples, Preprocess, TablePreparation, cells
 from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
-from soseleto.data.limits import check_size
 from soseleto.data.preparation import prepared
+from soseleto.data.structure import check_size
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
-from soseleto.models.by_name import default_name, make_model
+from soseleto.models.architectures import default_name, make_model
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Suspects
 from soseleto.training.fit import fit

@@ -357,7 +357,7 @@ def _problem(name: str, size: int, shape: tuple[int, ...]) -> tuple[Any, Any, An
     import torch
 
     from soseleto import cross_entropy
-    from soseleto.models.by_name import is_file, load_function, make_model, running
+    from soseleto.models.architectures import is_file, load_function, make_model, running
 
     function = load_function(name) if is_file(name) else None
     if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():

@@ -16,9 +16,9 @@ import torch
 
 from soseleto.cli.line import IN_TABLES, FitLine
 from soseleto.data import Augment, Pair, Reading, Views, check_mode
+from soseleto.data.augment import AnyViews
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
-from soseleto.data.views import AnyViews
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from soseleto.data import structure
-from soseleto.data.labels import labels_from, names_of, text_of
-from soseleto.data.limits import check_size
-from soseleto.data.reading import Names, Raw
-from soseleto.data.structure import Inputs
+from soseleto.data.reading import Names, Raw, labels_from, names_of, text_of
+from soseleto.data.structure import Inputs, check_size
 from soseleto.errors import DataError, SoseletoError, first_line
 
 _CHANNELS = (1, 3, 4)

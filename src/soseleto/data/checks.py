@@ -16,10 +16,9 @@ from torch import Tensor
 
 from soseleto.data import structure
 from soseleto.data.examples import Examples
-from soseleto.data.limits import PIECE
 from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.reading import Problem, some
-from soseleto.data.structure import Inputs
+from soseleto.data.structure import PIECE, Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.errors import counted, did_you_mean
 

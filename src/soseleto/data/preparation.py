@@ -23,8 +23,8 @@ from torch import Tensor
 from soseleto.data import cells
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
-from soseleto.data.limits import PIECE, check_size
 from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data.structure import PIECE, check_size
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 

@@ -23,10 +23,9 @@ from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_so
 from soseleto.data.examples import Examples
 from soseleto.data.groups import with_groups
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.labels import number_labels
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
-from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, number_labels, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 

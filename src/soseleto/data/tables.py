@@ -22,9 +22,8 @@ import torch
 
 from soseleto.data import cells
 from soseleto.data.images import outside
-from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
-from soseleto.data.limits import check_size
-from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data.reading import Problem, Raw, Reading, labels_from, labels_of_words, names_of, some, text_of
+from soseleto.data.structure import check_size
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")

@@ -16,8 +16,7 @@ from soseleto.data import cells
 from soseleto.data.batches import generator, source_batches, source_order
 from soseleto.data.cells import Seen, left_out, plan_of
 from soseleto.data.examples import Examples
-from soseleto.data.limits import check_size
-from soseleto.data.structure import Inputs
+from soseleto.data.structure import Inputs, check_size
 from soseleto.errors import DataError, first_line, need
 
 NO_TOKEN = -1  # in place of a token, behind the end of a text

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.feeding import Prepare
+from soseleto.data.feeding import Prepare, Preprocess
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.preprocess import Preprocess
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError
-from soseleto.models.by_name import is_file, make_model
+from soseleto.models.architectures import is_file, make_model
 from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText

@@ -21,8 +21,7 @@ import numpy as np
 
 from soseleto.data import tables
 from soseleto.data.images import outside
-from soseleto.data.labels import names_of
-from soseleto.data.reading import Reading
+from soseleto.data.reading import Reading, names_of
 from soseleto.data.tables import roles_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified

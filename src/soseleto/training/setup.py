@@ -15,9 +15,9 @@ from soseleto.data import (
     TokenViews,
     structure,
 )
+from soseleto.data.augment import AnyViews, UnlabelledViews
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare, make_prepare
-from soseleto.data.views import AnyViews, UnlabelledViews
 from soseleto.defaults import Settings, kind_of_inputs, name_of
 from soseleto.engines.model_state import is_shard, reshard
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
