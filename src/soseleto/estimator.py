@@ -261,7 +261,7 @@ def _labels_of(y: Any, X: Any = None) -> np.ndarray:
 def _is_plain(frame: Any) -> bool:
     """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
     table = frame_table(frame)
-    return all(cells.is_number(table[name]) and not table[name].null_count for name in table.column_names)
+    return all(cells.form_of(table[name]) == "number" and not table[name].null_count for name in table.column_names)
 
 
 def _warn_of_scale(rows: Tensor, target: Tensor) -> None:

@@ -63,10 +63,7 @@ class Augment:
         if not len(inputs):  # a rank without examples in this batch
             return inputs
         if inputs.ndim != 4:
-            raise DataError(
-                f"augmentation is for image batches (N, C, H, W), got shape {tuple(inputs.shape)}: "
-                "leave it out for tables and tokens."
-            )
+            raise DataError(f"augmentation is for images (N, C, H, W), got shape {tuple(inputs.shape)}: leave it out.")
         if self.rotate or self.scale or self.shift or self.shear or self.elastic:
             inputs = self._resample(inputs, random)
         if self.crop or self.flip:

@@ -161,10 +161,7 @@ def _check_labels(examples: Examples) -> None:
     if labels.dtype.is_floating_point:
         return
     if labels.dtype != torch.int64 or labels.ndim == 0:
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: "
-            "give (N,) int64 class indices, or float targets for regression."
-        )
+        raise DataError(f"labels are {structure.describe(labels)}: give (N,) int64 class indices, or float targets.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 and labels.ndim == 1:  # tokens may use a negative index for positions to ignore
         raise DataError(f"a label is {low}: class indices start at 0.")

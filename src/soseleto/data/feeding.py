@@ -252,7 +252,9 @@ def feed(
     """
     steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
     firsts = range(start - start % steps, len(batches), steps)
-    blocks, ahead = tee(_kept(batches[first : first + steps], keep) for first in firsts)
+    blocks, ahead = tee(
+        [batch if keep is None else batch[keep(batch)] for batch in batches[first : first + steps]] for first in firsts
+    )
     taken = examples.read((torch.cat(block) for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
         index, sizes = torch.cat(block).to(examples.device), [len(batch) for batch in block]
@@ -263,16 +265,11 @@ def feed(
         if prepare is not None:
             inputs = tuple(map(prepare, inputs)) if isinstance(augment, AnyViews) else prepare(inputs)
         whole = (index, inputs, labels)
-        made = [whole] if len(sizes) == 1 else structure.split(whole, sizes)
+        parts = [whole] if len(sizes) == 1 else structure.split(whole, sizes)
         del inputs, labels, whole
-        for _ in range(max(0, start - first)):  # taken before the run was resumed
-            made.pop(0)
-        while made:  # yielded one by one, so that no batch is referenced here longer than needed
-            yield Batch(*made.pop(0))
-
-
-def _kept(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
-    return [batch if keep is None else batch[keep(batch)] for batch in batches]
+        del parts[: max(0, start - first)]  # taken before the run was resumed
+        while parts:  # yielded one by one, so that no batch is referenced here longer than needed
+            yield Batch(*parts.pop(0))
 
 
 def block_steps(examples: ExampleSet, batch_size: int) -> int:

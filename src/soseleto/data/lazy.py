@@ -81,9 +81,7 @@ class LazyDataset:
         workers: int | None = None,
     ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise UsageError(
-                f"LazyDataset needs a Dataset with __len__ and __getitem__, got a {type(dataset).__name__}."
-            )
+            raise UsageError(f"LazyDataset needs a Dataset with __len__ and __getitem__, got {type(dataset).__name__}.")
         if len(dataset) == 0:
             raise DataError("the data set is empty: give it at least one example.")
         if workers is not None and workers < 0:
@@ -308,9 +306,7 @@ class _Reader(Dataset[Any]):
             if not isinstance(labels, Tensor):
                 raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
             if not structure.tensors(inputs):
-                raise DataError(
-                    f"the items of the {self._name} data set hold no tensor or array: return (input, label)."
-                )
+                raise DataError(f"the items of the {self._name} data set hold no tensor: return (input, label).")
             count = len(request.places)  # none for a rank without examples in this batch
             return structure.change(lambda tensor: tensor[:count], inputs), labels[:count]
         except Exception as error:

@@ -22,7 +22,7 @@ from soseleto.data.arrays import inputs_of, labels_of, read_npz
 from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.groups import with_groups
-from soseleto.data.images import Progress, Shape, pixels_of, shape_for
+from soseleto.data.images import Shape, pixels_of, shape_for
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, number_labels, some
@@ -66,7 +66,6 @@ def read_pair(
     mode: str,
     reading: Reading | None = None,
     skip_bad: bool = False,
-    progress: Progress | None = None,
 ) -> Pair:
     """Read and check source, target and test; raises ``ProblemsError`` with all problems at once.
 
@@ -76,7 +75,7 @@ def read_pair(
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
     """
     reading = reading or Reading()
-    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress)
+    sets, problems, preparation, in_column = _read(source, target, test, mode, reading)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
@@ -104,7 +103,7 @@ def check_pair(
     source: Any, target: Any, test: Any = None, *, mode: str, reading: Reading | None = None
 ) -> list[Problem]:
     """All problems of the data sets in one list; bad examples do not raise."""
-    return _read(source, target, test, mode, reading or Reading(), None)[1]
+    return _read(source, target, test, mode, reading or Reading())[1]
 
 
 def check_mode(mode: str) -> None:
@@ -242,7 +241,6 @@ def _read(
     test: Any,
     mode: str,
     reading: Reading,
-    progress: Progress | None,
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
@@ -259,7 +257,7 @@ def _read(
     sets: dict[str, Examples] = {}
     problems: list[Problem] = []
     for raw in raws:
-        sets[raw.name], its = _decoded(raw, shape, progress)
+        sets[raw.name], its = _decoded(raw, shape)
         problems += its
     _check_shapes(sets)
     before = raws[1].before.tolist() if isinstance(raws[1].before, Tensor) else []
@@ -271,13 +269,13 @@ def _read(
     )
 
 
-def _decoded(raw: Raw, shape: Shape | None, progress: Progress | None = None) -> tuple[Examples, list[Problem]]:
+def _decoded(raw: Raw, shape: Shape | None) -> tuple[Examples, list[Problem]]:
     """The usable examples, and the problems of the others."""
     inputs, problems = raw.inputs, list(raw.problems)
     if inputs is None:
         if shape is None:
             raise DataError(f"the {raw.name} has images but the source has features: give both the same kind.")
-        inputs, unreadable = pixels_of(raw, shape, progress)
+        inputs, unreadable = pixels_of(raw, shape)
         problems += unreadable
     labels = raw.labels
     assert isinstance(labels, Tensor)

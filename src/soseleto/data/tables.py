@@ -260,7 +260,7 @@ def _by_name(columns: Sequence[str], role: str, names: Sequence[str], what: str)
 
 
 def _has_words(column: Any) -> bool:
-    return (cells.is_text(column) or cells.is_category(column)) and bool(cells.numbers(column).is_word.any())
+    return cells.form_of(column) in ("text", "category") and bool(cells.numbers(column).is_word.any())
 
 
 # Data sets

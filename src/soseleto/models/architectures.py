@@ -204,9 +204,7 @@ def running(name: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UsageError(
-            f"{name} stopped with {' '.join(what.split())[:300].rstrip('.')}: correct that file."
-        ) from error
+        raise UsageError(f"{name} stopped with {' '.join(what.split())[:300].rstrip('.')}: correct it.") from error
 
 
 def is_file(name: str) -> bool:

@@ -112,9 +112,7 @@ def export_folder(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
         assert isinstance(model.target_head, nn.Linear)
         encoder, head = model.trunk, model.target_head
     else:
-        raise UsageError(
-            f"{loaded.run.path} has no pretrained text model, and only those are written as a folder: use --onnx FILE."
-        )
+        raise UsageError(f"{loaded.run.path} has no pretrained text model to write as a folder: use --onnx FILE.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: give a new folder.")
     for p in head.parameters():

@@ -200,7 +200,7 @@ def export_source(
     ranking, decisions = run.ranking(), read_decisions(run)  # an unfinished run has no ranking
     if not decisions and suspects == "keep":
         raise UsageError(
-            f"{run.path} has no review decisions yet: type `soseleto review {run.path}` first, or add --suspects drop."
+            f"{run.path} has no review decisions yet: type `soseleto review {run.path}` or --suspects drop."
         )
     if suspects == "relabel" and "suggested_label" not in ranking:
         raise UsageError(f"{run.path} was trained without probes and has no suggested labels: use --suspects drop.")
