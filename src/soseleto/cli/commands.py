@@ -180,7 +180,7 @@ def predict(
     from soseleto.data import Reading
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
-    from soseleto.prediction.load import load
+    from soseleto.prediction.predictor import load
     from soseleto.report.export import written
 
     check_output(run, out, force, reads=[*files, *file_of(model)])
@@ -226,7 +226,7 @@ def export(
     pip install 'soseleto[onnx]'.
     """
     from soseleto.prediction.export import export_folder, export_onnx
-    from soseleto.prediction.load import load
+    from soseleto.prediction.predictor import load
 
     if onnx is None and pretrained is None:
         raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")

@@ -7,15 +7,7 @@ from soseleto.data.feeding import Preprocess, feed
 from soseleto.data.lazy import ExampleSet, LazyDataset
 from soseleto.data.noise import Noisy, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.read import (
-    MODES,
-    Pair,
-    as_example_set,
-    as_examples,
-    check_mode,
-    check_pair,
-    read_pair,
-)
+from soseleto.data.read import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.reading import Problem, ProblemsError, Reading
 
 __all__ = [

@@ -223,12 +223,7 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -
     if suffix == ".npz":
         return read_npz(path, name=name, labelled=labelled)
     return tables.from_table(
-        tables.load(path, reading),
-        name=name,
-        reading=reading,
-        folder=path.parent,
-        what=str(path),
-        labelled=labelled,
+        tables.load(path, reading), name=name, reading=reading, folder=path.parent, what=str(path), labelled=labelled
     )
 
 
@@ -236,11 +231,7 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -
 
 
 def _read(
-    source: Any,
-    target: Any,
-    test: Any,
-    mode: str,
-    reading: Reading,
+    source: Any, target: Any, test: Any, mode: str, reading: Reading
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)

@@ -23,7 +23,7 @@ from soseleto.data.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.prediction.load import LoadedRun
+from soseleto.prediction.predictor import LoadedRun
 from soseleto.run_folder.files import aside, json_of, writing
 from soseleto.run_folder.folder import PRETRAINED, require_writable
 
