@@ -26,7 +26,7 @@ from soseleto.data.structure import check_size
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
 from soseleto.models.architectures import default_name, make_model
-from soseleto.prediction.predictor import Predictor
+from soseleto.prediction import Predictor
 from soseleto.suspects.suspects import Suspects
 from soseleto.training.fit import fit
 from soseleto.training.options import Inputs, as_probes

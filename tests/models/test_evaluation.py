@@ -8,7 +8,7 @@ from torch import nn
 
 from soseleto.data.feeding import Prepare
 from soseleto.models.trunk_and_heads import evaluation_mode
-from soseleto.prediction.predictor import Predictor
+from soseleto.prediction import Predictor
 
 
 def with_frozen_norm() -> nn.Sequential:

@@ -180,7 +180,7 @@ def predict(
     from soseleto.data import Reading
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
-    from soseleto.prediction.predictor import load
+    from soseleto.prediction import load
     from soseleto.report.export import written
 
     check_output(run, out, force, reads=[*files, *file_of(model)])
@@ -225,8 +225,7 @@ def export(
     The ONNX file is run once by onnxruntime and compared with PyTorch. Needs
     pip install 'soseleto[onnx]'.
     """
-    from soseleto.prediction.export import export_folder, export_onnx
-    from soseleto.prediction.predictor import load
+    from soseleto.prediction import export_folder, export_onnx, load
 
     if onnx is None and pretrained is None:
         raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")

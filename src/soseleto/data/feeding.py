@@ -277,5 +277,5 @@ def block_steps(examples: ExampleSet, batch_size: int) -> int:
     if examples.reads_ahead or examples.device.type == "cpu":
         return 1  # no launch cost, and a small batch stays in the processor's cache
     numbers = sum(tensor[0].numel() for tensor in structure.tensors(examples.sample()))
-    one = 4 * batch_size * max(1, numbers)
-    return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // one))
+    step_bytes = 4 * batch_size * max(1, numbers)
+    return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // step_bytes))

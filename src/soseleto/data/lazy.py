@@ -139,8 +139,8 @@ class LazyDataset:
         requests = (_Request(batch.tolist(), seed, purpose) for batch in batches)
         if self.workers is None:
             self.workers = self._worker_count()
-        made = self._read_by_workers(requests) if self.workers else map(self._reader.__getitem__, requests)
-        for batch in made:
+        read = self._read_by_workers(requests) if self.workers else map(self._reader.__getitem__, requests)
+        for batch in read:
             yield structure.to_device(_checked(batch), self.device)
 
     def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[Any]:

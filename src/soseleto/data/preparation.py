@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells
-from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
+from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.structure import PIECE, check_size
@@ -77,19 +77,9 @@ class TablePreparation:
         return tuple(column.name for column in self.columns)
 
     @property
-    def shown(self) -> tuple[str, ...]:
-        """The columns that ``values_of`` gives."""
-        return tuple(column.name for column in self.columns if not isinstance(column, Text))
-
-    @property
     def texts(self) -> tuple[str, ...]:
         """The columns of text."""
         return tuple(column.name for column in self.columns if isinstance(column, Text))
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that a ranking has as they are in the table: texts, and what is left out."""
-        return (*self.texts, *left_out(self.seen))
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -282,7 +272,10 @@ def _require_columns(raws: Sequence[Raw], preparation: Preparation, reading: Rea
         if extra and isinstance(preparation, TablePreparation):
             faults.append(f"the {raw.name} table also has {some(extra)}")
     if faults:
-        raise DataError(f"{'; '.join(faults)}: give every table the source's feature columns, or use --drop-column.")
+        raise DataError(
+            f"{'; '.join(faults)}: give every table the feature columns of the source, or drop others with "
+            "--drop-column."
+        )
 
 
 def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:

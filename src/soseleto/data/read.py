@@ -236,7 +236,7 @@ def _read(
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
     data = {"source": source, "target": target} | ({} if test is None else {"test": test})
-    raws = [_raw(one, name, reading) for name, one in data.items()]
+    raws = [_raw(value, name, reading) for name, value in data.items()]
     if structured := next((raw for raw in raws if isinstance(raw.inputs, dict | list | tuple)), None):
         raise UsageError(
             f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "

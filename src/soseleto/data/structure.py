@@ -58,9 +58,9 @@ def concatenate(structures: Sequence[Any]) -> Any:
     return pytree.tree_map(lambda *parts: torch.cat(parts), *structures)
 
 
-def of_one_form(one: Any, other: Any) -> bool:
+def of_one_form(first: Any, other: Any) -> bool:
     """Whether two structures can be concatenated: all but the number of examples is the same."""
-    leaves, form = pytree.tree_flatten(one)
+    leaves, form = pytree.tree_flatten(first)
     others, other_form = pytree.tree_flatten(other)
     pairs = zip(leaves, others, strict=False)
     return form == other_form and all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)

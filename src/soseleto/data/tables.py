@@ -234,13 +234,13 @@ def roles_of(table: Any, reading: Reading, *, what: str, name: str = "source") -
     """
     roles, columns = {}, table.column_names
     for role, names in ROLES.items():
-        given = getattr(reading, f"{role}_column")
-        column = given if given in columns else None
-        if given is None:
+        named = getattr(reading, f"{role}_column")
+        column = named if named in columns else None
+        if named is None:
             column = _by_name(columns, role, names, what)
         elif column is None and role not in MAY_LACK.get(name, ROLES):
-            hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
-            raise UsageError(f"{what} has no column {given!r} for {role}_column{hint}.")
+            hint = did_you_mean(named, columns) or f": choose from {some(columns)}"
+            raise UsageError(f"{what} has no column {named!r} for {role}_column{hint}.")
         if column is not None:
             roles[role] = column
     if "path" in roles and reading.path_column is None and not _has_words(table[roles["path"]]):

@@ -63,10 +63,6 @@ class Source:
     std: tuple[float, ...]
     architecture: Mapping[str, Any] | None = None  # of Hugging Face: its configuration
 
-    def describe(self) -> dict[str, Any]:
-        architecture = None if self.architecture is None else dict(self.architecture)
-        return {"input_size": self.size, "mean": list(self.mean), "std": list(self.std), "architecture": architecture}
-
 
 class ImageNetwork(nn.Module):
     """A network behind the preprocessing of its own configuration; takes images (B, C, H, W) with values from 0 to 1.
@@ -115,7 +111,8 @@ def pretrained_images(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         source = (_of_timm if name.startswith(TIMM) else _of_hf)(name, options.weights, options.size)
-        description = {**asdict(options), **source.describe()}
+        own = {"input_size": source.size, "mean": [*source.mean], "std": [*source.std]}
+        description = {**asdict(options), **own, "architecture": source.architecture}
         if options.weights is not None:
             description["weights"] = Path(options.weights).name
         return _with_head(source, mode, classes, options), description

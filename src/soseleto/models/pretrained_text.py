@@ -95,12 +95,8 @@ class PretrainedText:
         return _with_classifier(language_model, mode, classes)
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-compatible values; ``PretrainedText(**fields)`` reads them."""
         return {**vars(self), "config": dict(self.config), "special_tokens": dict(self.special_tokens)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> PretrainedText:
-        config, special = dict(fields["config"]), dict(fields["special_tokens"])
-        return cls(config, str(fields["tokenizer"]), special, int(fields["pad"]), int(fields["longest"]))
 
     def save(self, language_model: Any, classifier: nn.Linear, folder: Path, classes: Sequence[str]) -> None:
         """Write a trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.

@@ -106,8 +106,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def sentences(run: RunFiles) -> list[str]:
     """What was asked, in full sentences: the accuracy beside other methods, and how many labels are wrong."""
-    found = [sentence for sentence in (verdict(run.comparison), *about_labels(run)) if sentence]
-    return [*found, training(run)] if run.end else [training(run), *found]
+    answers = [sentence for sentence in (verdict(run.comparison), *about_labels(run)) if sentence]
+    return [*answers, training(run)] if run.end else [training(run), *answers]
 
 
 def training(run: RunFiles) -> str:

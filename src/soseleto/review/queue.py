@@ -137,7 +137,7 @@ class Decisions:
 
     def latest(self) -> dict[str, Decision]:
         """The last decision on each example, by id."""
-        return _by_id(self._decisions)
+        return {decision.id: decision for decision in self._decisions}
 
     def close(self) -> None:
         self._file_lock.close()
@@ -150,11 +150,7 @@ class Decisions:
 
 def read_decisions(run: RunFolder) -> dict[str, Decision]:
     """The last decision on each example of a run, by id; empty where the run has not been reviewed."""
-    return _by_id(_read(run.path / REVIEW))
-
-
-def _by_id(decisions: list[Decision]) -> dict[str, Decision]:
-    return {decision.id: decision for decision in decisions}
+    return {decision.id: decision for decision in _read(run.path / REVIEW)}
 
 
 def _read(path: Path) -> list[Decision]:

@@ -114,9 +114,9 @@ def _guess(strata: Sequence[Checked]) -> float:
 
 def _recall(suspects: Sequence[Checked], others: Sequence[Checked]) -> Estimate:
     """The share of the wrong labels that are suspects."""
-    found, missed = total(suspects), total(others)
-    left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
-    hits = found.first + np.arange(len(left))
+    flagged, missed = total(suspects), total(others)
+    left = BOUND - flagged.against  # for the others, if the suspects have so many wrong labels
+    hits = flagged.first + np.arange(len(left))
     ends = []
     for step in (1, -1):
         lost = missed.furthest(left, step)

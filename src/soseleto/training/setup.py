@@ -25,7 +25,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode, feat
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, split_heads
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single
-from soseleto.prediction.predictor import TaskKind
+from soseleto.prediction import TaskKind
 from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy

@@ -1,16 +1,21 @@
-"""A trained model with its preprocessing, class names and temperature: raw inputs in, predictions out.
+"""Trained models with their preprocessing, class names and temperature: prediction, calibration, loading and export.
 
-That of a finished run is loaded by ``soseleto.load("runs/photos")``, which reads JSON and safetensors only. A model
-built by a user's Python file is rebuilt only when the user names that file again: a run folder may come from an
-untrusted place, and loading it never runs code.
+``soseleto.load("runs/photos").predict(images)`` reads JSON and safetensors only. A model built by a user's Python file
+is rebuilt only when the user names that file again: a run folder may come from an untrusted place, and loading it never
+runs code.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import tee
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -26,19 +31,21 @@ from soseleto.data.preparation import Preparation, TablePreparation, prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.data.text import TextExamples, TextPreparation
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError, UsageError, need
 from soseleto.models.architectures import is_file, make_model
 from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
-from soseleto.models.pretrained_text import PretrainedText
+from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder
 from soseleto.models.trunk_and_heads import InUnits, TrunkAndHeads, evaluation_mode
 from soseleto.parallel.reducer import choose_device
-from soseleto.run_folder.files import json_of, readable
-from soseleto.run_folder.folder import FIRST, LEARNER, PRETRAINED, RunFolder
+from soseleto.run_folder.files import aside, json_of, readable, writing
+from soseleto.run_folder.folder import FIRST, LEARNER, PRETRAINED, RunFolder, require_writable
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 TaskKind = Literal["classification", "regression"]
 _LOWEST, _HIGHEST = 0.05, 20.0  # temperatures
+TOLERANCE = 1e-4  # on probabilities, between onnxruntime and PyTorch
+CLASSES, TABLE = "soseleto.classes", "soseleto.table"  # in an ONNX file's metadata: names, and the preparation as JSON
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
@@ -261,11 +268,15 @@ def _module(model: nn.Module | str | None, config: Mapping[str, Any], folder: Ru
         )
     mode, classes, table = config["mode"], config["n_classes"], prepare.standardize
     if isinstance(table, TextPreparation):  # from the architecture that the run keeps
-        return PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).build(mode, classes=classes)
+        return _pretrained_text(folder).build(mode, classes=classes)
     if is_pretrained(name) and "pretrained" in config:
         return rebuilt(name, mode, classes=classes, described=config["pretrained"])
     shape = (table.width,) if isinstance(table, TablePreparation) else tuple(config["input_shape"])
     return make_model(name, mode, classes=classes, shape=shape, seed=0)
+
+
+def _pretrained_text(folder: RunFolder) -> PretrainedText:
+    return PretrainedText(**json_of(folder.existing(PRETRAINED)))
 
 
 def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -298,8 +309,7 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder, text: TextPreparation
     if text is not None:
         return Prepare(text, dtype)
     if fields is not None and "text" in fields:
-        tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).tokenizer
-        return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
+        return Prepare(TextPreparation.from_dict(fields, _pretrained_text(folder).tokenizer), dtype)
     trained = getattr(torch, str(config.get("input_dtype")), None)  # None where inputs are structures
     if fields is None:
         return Prepare(None, dtype, trained=trained)
@@ -317,3 +327,102 @@ def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
         )
 
     return _LOSSES.get(name, missing)
+
+
+# Export: as ONNX, or as a folder that transformers reads with ``from_pretrained``
+
+# The ONNX graph takes raw inputs and gives class probabilities: standardisation and temperature are part of it, so that
+# users of the file need not repeat them. A table's rows go in as its preparation stores them (numbers, and codes of
+# categories).
+
+
+class _Pipeline(nn.Module):
+    def __init__(self, loaded: LoadedRun) -> None:
+        super().__init__()
+        self.loaded, self.model = loaded, copy.deepcopy(loaded.model).cpu()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.model(self.loaded.prepare(inputs))
+        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
+
+
+def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write ``loaded`` to ``path``, with a dynamic batch size. Needs ``soseleto[onnx]``.
+
+    onnxruntime runs the graph once, and its answer is compared with PyTorch's before the file is written.
+
+    force: replace an existing file, but never the data or a file of the run
+    """
+    file = Path(path)
+    require_writable(file, run=loaded.run, force=force)
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        need(package, to="writing ONNX")
+    if loaded.shape is None:
+        raise UsageError(
+            f"{loaded.run.path} has inputs of several tensors, and ONNX is written for one tensor only: a text model "
+            "can be written with --pretrained FOLDER."
+        )
+    whole = _Pipeline(loaded).eval()
+    program = _program(whole, _example(loaded, rows=3))
+    other = _example(loaded, rows=2)  # not the size that the exporter saw
+    with torch.no_grad():
+        gap = float((program(other)[0] - whole(other)).abs().max())
+    if not gap <= TOLERANCE:
+        raise DataError(f"{file} was not written: onnxruntime differs from PyTorch by {gap:.2g}.")
+    if loaded.classes is not None:
+        program.model.metadata_props[CLASSES] = json.dumps(list(loaded.classes))
+    if isinstance(loaded.preparation, TablePreparation):
+        program.model.metadata_props[TABLE] = json.dumps(loaded.preparation.to_dict())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with aside(file) as part:
+        program.save(part, external_data=False)
+    return file
+
+
+def _program(whole: nn.Module, example: Tensor) -> Any:
+    """The ONNX program, made without the exporter's log and warnings, which are about optional packages."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.onnx.export(
+                whole,
+                (example,),
+                input_names=["inputs"],
+                output_names=["probabilities"],
+                dynamic_shapes={"inputs": {0: torch.export.Dim("rows")}},
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
+
+
+def _example(loaded: LoadedRun, rows: int) -> Tensor:
+    dtype: torch.dtype = getattr(torch, loaded.config["input_dtype"])
+    highest = 2 if dtype == torch.int64 else 256  # indices, of which any embedding has two
+    return torch.randint(highest, (rows, *(loaded.shape or ())), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def export_folder(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
+    """Write the language model, its tokenizer and the linear classifier; the temperature is part of the classifier.
+
+    The probabilities are softmax(classifier(mean of the last hidden states over the tokens of a text)).
+    """
+    folder, model = Path(path), copy.deepcopy(loaded.model).cpu()
+    if isinstance(model, TextClassifier):
+        encoder, head = model.encoder, model.classifier
+    elif isinstance(model, TrunkAndHeads) and isinstance(model.trunk, TextEncoder):
+        assert isinstance(model.target_head, nn.Linear)
+        encoder, head = model.trunk, model.target_head
+    else:
+        raise UsageError(f"{loaded.run.path} has no pretrained text model to write as a folder: use --onnx FILE.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already: give a new folder.")
+    for p in head.parameters():
+        p.data /= loaded.temperature
+    names = [loaded.class_name(at) for at in range(head.out_features)]
+    with writing(folder):
+        _pretrained_text(loaded.run).save(encoder.language_model, head, folder, names)
+    return folder
