@@ -38,8 +38,7 @@ from soseleto.defaults import (
 )
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods import Signals
-from soseleto.models.pretrained_images import last_blocks
-from soseleto.models.pretrained_text import make_text_model
+from soseleto.models.pretrained import last_blocks, make_text_model
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.options import Compute, Inputs

@@ -31,7 +31,7 @@ from soseleto.data import Augment, Preprocess
 from soseleto.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, STANDARD_ERRORS, TARGET_SHARE, few_weight_step
 from soseleto.errors import UsageError
 from soseleto.methods import Signals
-from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
+from soseleto.models.pretrained import BATCH_NORM, ImageNetwork
 from soseleto.parallel.reducer import choose_device
 from soseleto.task.optimizers import adamw
 from soseleto.training.options import Compute, Inputs

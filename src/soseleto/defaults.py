@@ -46,7 +46,7 @@ from soseleto.data.augment import AnyViews, has_mask
 from soseleto.data.text import TextExamples
 from soseleto.errors import UsageError
 from soseleto.methods.strong import Strong
-from soseleto.models.pretrained_images import last_blocks
+from soseleto.models.pretrained import last_blocks
 from soseleto.pieces import (
     at_temperature,
     beyond_noise,

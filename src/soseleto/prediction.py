@@ -34,8 +34,7 @@ from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.architectures import is_file, make_model
 from soseleto.models.learned import Learned, from_bytes
-from soseleto.models.pretrained_images import is_pretrained, rebuilt
-from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder
+from soseleto.models.pretrained import PretrainedText, TextClassifier, TextEncoder, is_pretrained, rebuilt
 from soseleto.models.trunk_and_heads import InUnits, TrunkAndHeads, evaluation_mode
 from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import aside, json_of, readable, writing

@@ -55,6 +55,14 @@ def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> N
     assert type_("rank", run, "--best", 3)[0] == 0
 
 
+@pytest.mark.parametrize("command", ["fit", "scan"])
+def test_a_network_of_timm_is_asked_of_timm(command: str, type_: Type, data: list[object], tmp_path: Path) -> None:
+    """Also where timm is not installed: its name is in the sentence, and the name is not looked up among our own."""
+    code, _, err = type_(command, *data[:6], "--out", tmp_path / "run", "--model", "timm:no_such_network")
+    assert code in (1, 2)
+    assert "timm has no model" in err or "needs timm, which is not installed" in err
+
+
 @pytest.mark.long
 def test_a_network_of_hugging_face_does_without_its_folder(type_: Type, data: list[object], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -24,7 +24,7 @@ from soseleto.data.text import TextPreparation
 from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted, did_you_mean, need
 from soseleto.models.architectures import default_name, make_model
-from soseleto.models.pretrained_images import pretrained_images
+from soseleto.models.pretrained import pretrained_images
 from soseleto.models.trunk_and_heads import InUnits
 from soseleto.parallel.reducer import Reducer, Single, choose_device, ranks
 from soseleto.report import write_report

@@ -22,8 +22,13 @@ from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
-from soseleto.models.pretrained_images import PretrainedOptions
-from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
+from soseleto.models.pretrained import (
+    PretrainedOptions,
+    is_for_images,
+    is_hugging_face,
+    is_pretrained,
+    open_text_model,
+)
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.options import Checkpoints, Compute, Probes
@@ -82,7 +87,7 @@ class FitOptions(FitLine):
     def reading(self) -> Reading:
         """With the tokenizer of a pretrained text model."""
         reading = self.table("reading", Reading)
-        reads_texts = is_pretrained(self.model or "") and self.source.suffix.lower() in SUFFIXES
+        reads_texts = is_hugging_face(self.model or "") and self.source.suffix.lower() in SUFFIXES
         longest = self.config.get("pretrained", {}).get("max_tokens")
         if (
             reads_texts

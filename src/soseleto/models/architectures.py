@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.pretrained_text import is_pretrained, make_text_model
+from soseleto.models.pretrained import is_hugging_face, make_text_model
 
 
 class _Layers(nn.Sequential):
@@ -181,7 +181,7 @@ def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], se
         torch.manual_seed(seed)
         if is_file(name):
             return _own_model(name, classes, shape)
-        if is_pretrained(name):
+        if is_hugging_face(name):
             return make_text_model(name, mode, classes=classes)
         whole = by_name(name, classes=classes, shape=shape)
     assert isinstance(whole, nn.Sequential)
