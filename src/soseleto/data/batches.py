@@ -58,7 +58,6 @@ class Batch:
 
 def source_order(n: int, *, seed: int, epoch: int) -> Tensor:
     """The order (n,) in which an epoch visits the source."""
-    _check_sizes(n, 1)
     return _permutation(n, seed, "source/order", epoch)
 
 

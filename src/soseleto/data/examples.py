@@ -82,7 +82,7 @@ class Examples:
 
     def pieces(self, size: int) -> Sequence[Tensor]:
         """Index batches that hold every example once, for passes whose order does not matter: see ``in_order``."""
-        return in_pieces(len(self), size)
+        return torch.arange(len(self)).split(size)
 
     def sample(self) -> Inputs:
         """Inputs from which statistics are computed: all of them."""
@@ -172,11 +172,6 @@ def _check_labels(examples: Examples) -> None:
 def truth_known(truth: Tensor) -> Tensor:
     """Where the correct labels are known: neither -1 nor NaN."""
     return ~truth.isnan() if truth.is_floating_point() else truth >= 0
-
-
-def in_pieces(n: int, size: int = 1000) -> tuple[Tensor, ...]:
-    """The indices 0 to n - 1, at most ``size`` at a time."""
-    return torch.arange(n).split(size)
 
 
 def in_order(pieces: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
 from soseleto.data.batches import seed_for, source_batches
-from soseleto.data.examples import Examples, in_pieces
+from soseleto.data.examples import Examples
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
@@ -106,7 +106,7 @@ class LazyDataset:
         """Those that were given, else all are read once; of several per example, such as tokens, none is kept."""
         if self._labels is None:
             few = self.sample_labels()
-            pieces = in_pieces(len(self), PIECE) if few.ndim == 1 else ()
+            pieces = self.pieces(PIECE) if few.ndim == 1 else ()
             read = [labels.cpu() for _, labels in self.read(pieces)]
             self._labels = torch.cat(read) if read else few.new_zeros(len(self), 0)
         return self._labels
@@ -125,7 +125,7 @@ class LazyDataset:
 
     def pieces(self, size: int) -> Sequence[Tensor]:
         """Index batches that hold every example once."""
-        return in_pieces(len(self), size)
+        return torch.arange(len(self)).split(size)
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""

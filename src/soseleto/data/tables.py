@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,23 +199,9 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
         classes = tuple(data.features[label].names)
         columns[label] = [None if index is None or index < 0 else classes[index] for index in columns[label]]
     reading = replace(reading, label_column=label, path_column=None)
-    images = None if image is None else _Column(data, image)
+    images = None if image is None else data[image]  # each decoded on access
     raw = from_table(column_table(columns), name=name, reading=reading, folder=None, what=f"the {name}", images=images)
     return replace(raw, classes=classes)
-
-
-@dataclass(frozen=True)
-class _Column(Sequence[Any]):
-    """One column, each of whose values is decoded by the data set on access."""
-
-    data: Any
-    column: str
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.data[at][self.column]
 
 
 # Columns
