@@ -427,8 +427,7 @@ def show_link(command: str, in_browser: bool, link: str) -> None:
 
 
 def _print_audit(run: Path) -> None:
-    from soseleto.review.audit import Audit
-    from soseleto.review.queue import read_decisions
+    from soseleto.review.queue import Audit, read_decisions
     from soseleto.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -24,8 +24,7 @@ from markupsafe import Markup
 
 from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.report.html import asset, digest, template
-from soseleto.review.audit import Audit, prepare
-from soseleto.review.queue import Decision, Decisions, Queue
+from soseleto.review.queue import Audit, Decision, Decisions, Queue, prepare
 from soseleto.run_folder.files import as_json, json_object
 from soseleto.run_folder.folder import AUDIT, RunFolder
 
