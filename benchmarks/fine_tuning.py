@@ -41,7 +41,7 @@ from soseleto.data.batches import Batch
 from soseleto.defaults import PRETRAINED_LR, resolve
 from soseleto.engines import trainable
 from soseleto.integrations.huggingface import SoseletoTrainer
-from soseleto.models.pretrained_text import PretrainedText, make_text_model
+from soseleto.models.pretrained import PretrainedText, make_text_model
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.optimizers import adamw

@@ -29,7 +29,7 @@ from scan_data import DEVELOPMENT, drawn, stored, with_mistakes
 from soseleto.comparison.scan import with_solution
 from soseleto.data import Examples
 from soseleto.defaults import SIZED, DefaultMethod, few_weight_step
-from soseleto.models.pretrained_text import make_text_model
+from soseleto.models.pretrained import make_text_model
 from soseleto.pieces import beyond_noise
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.training.options import Inputs, Probes

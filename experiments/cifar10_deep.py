@@ -26,7 +26,7 @@ from experiments.table1 import labelled
 from experiments.training import accuracies, autocast, drawn, for_images, train
 from soseleto.data import Augment, StrongAugment, Views, generator, symmetric
 from soseleto.methods.teacher import one_hot
-from soseleto.models.by_name import by_name
+from soseleto.models.architectures import by_name
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.encoding import model_folder
 from soseleto.errors import UsageError, need
-from soseleto.models.pretrained_images import HALF, ImageNetwork, Source
+from soseleto.models.pretrained import HALF, ImageNetwork, Source
 
 # Of every stage: factor of the expansion, size of the filters, stride of its first block, channels, blocks.
 STAGES = (

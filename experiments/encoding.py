@@ -17,7 +17,7 @@ from experiments.data import data_root
 from soseleto.data.examples import in_order
 from soseleto.data.text import TextExamples, TextPreparation, Tokenizer
 from soseleto.errors import UsageError
-from soseleto.models.pretrained_text import make_text_model, open_text_model
+from soseleto.models.pretrained import make_text_model, open_text_model
 from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.cache import CHECKED, kept_features
 

@@ -24,9 +24,9 @@ from experiments.results import Row, signal_rows, table, with_count
 from experiments.settings import make_method
 from experiments.training import accuracies, autocast, drawn, train
 from soseleto.data import Examples, Preprocess
+from soseleto.data.augment import AnyViews
 from soseleto.data.batches import ExampleRandom
 from soseleto.data.text import TextExamples, TextPreparation
-from soseleto.data.views import AnyViews
 from soseleto.defaults import (
     LAST_BLOCKS,
     MANY_SHARE,
@@ -38,8 +38,7 @@ from soseleto.defaults import (
 )
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods import Signals
-from soseleto.models.pretrained_images import last_blocks
-from soseleto.models.pretrained_text import make_text_model
+from soseleto.models.pretrained import last_blocks, make_text_model
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.options import Compute, Inputs

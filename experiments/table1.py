@@ -36,7 +36,7 @@ from soseleto.defaults import (
 )
 from soseleto.errors import UsageError
 from soseleto.methods import Signals
-from soseleto.models.by_name import by_name
+from soseleto.models.architectures import by_name
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result

@@ -7,6 +7,11 @@ activations are the largest part of a step, as they are in real runs.
 # ruff: noqa: E501
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -179,7 +184,47 @@ def of_timm(kind: str, **settings: Any) -> Callable[[Size], nn.Module]:
 
 
 def import_timm() -> Any:
-    return pytest.importorskip("timm", reason="timm is not installed")
+    """timm, with empty modules in place of torchvision, which only its data loading needs."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    absent = importlib.util.find_spec("torchvision") is None
+    finder = _EmptyTorchvision()
+    if absent:
+        sys.meta_path.append(finder)
+    try:
+        return importlib.import_module("timm")
+    finally:
+        if absent:
+            sys.meta_path.remove(finder)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
+
+
+class _EmptyTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] != "torchvision":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+class _Names(type):
+    def __getattr__(cls, name: str) -> str:
+        return name
+
+
+class _Empty(types.ModuleType):
+    """A module in which every name is an empty class."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Names(name, (), {})
 
 
 def width(times: int = 1) -> Callable[[Size], int]:

@@ -20,8 +20,8 @@ from ranks import free_port
 from small_tasks import noisy_task
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples
+from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import Batch
-from soseleto.data.views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
 from soseleto.methods import Strong

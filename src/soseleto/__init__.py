@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from soseleto.errors import SoseletoError, UsageError
     from soseleto.estimator import SoseletoClassifier
     from soseleto.parallel.reducer import ranks
-    from soseleto.prediction.load import load
-    from soseleto.prediction.predictor import Predictor
+    from soseleto.prediction import Predictor, load
     from soseleto.scoring import Scores, score
     from soseleto.selection import Selection
     from soseleto.suspects.suspects import Suspects
@@ -44,8 +43,7 @@ _MODULES = {
     "errors": ("SoseletoError", "UsageError"),
     "estimator": ("SoseletoClassifier",),
     "parallel.reducer": ("ranks",),
-    "prediction.load": ("load",),
-    "prediction.predictor": ("Predictor",),
+    "prediction": ("Predictor", "load"),
     "scoring": ("Scores", "score"),
     "selection": ("Selection",),
     "suspects.suspects": ("Suspects",),

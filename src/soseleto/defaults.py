@@ -44,11 +44,11 @@ from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, ExampleSet, TokenViews, Views
+from soseleto.data.augment import AnyViews, has_mask
 from soseleto.data.text import TextExamples
-from soseleto.data.views import AnyViews, has_mask
 from soseleto.errors import UsageError
 from soseleto.methods.strong import Strong
-from soseleto.models.pretrained_images import last_blocks
+from soseleto.models.pretrained import last_blocks
 from soseleto.pieces import (
     at_temperature,
     beyond_noise,

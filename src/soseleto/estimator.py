@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from soseleto.data import Examples, Preprocess, TablePreparation, cells
 from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
-from soseleto.data.limits import check_size
 from soseleto.data.preparation import prepared
+from soseleto.data.structure import check_size
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
-from soseleto.models.by_name import default_name, make_model
-from soseleto.prediction.predictor import Predictor
+from soseleto.models.architectures import default_name, make_model
+from soseleto.prediction import Predictor
 from soseleto.suspects.suspects import Suspects
 from soseleto.training.fit import fit
 from soseleto.training.options import Inputs, as_probes
@@ -261,7 +261,7 @@ def _labels_of(y: Any, X: Any = None) -> np.ndarray:
 def _is_plain(frame: Any) -> bool:
     """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
     table = frame_table(frame)
-    return all(cells.is_number(table[name]) and not table[name].null_count for name in table.column_names)
+    return all(cells.form_of(table[name]) == "number" and not table[name].null_count for name in table.column_names)
 
 
 def _warn_of_scale(rows: Tensor, target: Tensor) -> None:

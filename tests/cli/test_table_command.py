@@ -11,7 +11,7 @@ import pytest
 
 import soseleto
 from soseleto.data import TablePreparation, check_pair
-from soseleto.prediction.export import export_onnx
+from soseleto.prediction import export_onnx
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import RunFolder
 from typing_in import run as command

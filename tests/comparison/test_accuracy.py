@@ -10,7 +10,7 @@ from soseleto.comparison import accuracy as comparison
 from soseleto.comparison.plan import fold_places, plan
 from soseleto.data import Examples, Pair
 from soseleto.errors import DataError
-from soseleto.prediction.predictor import fit_temperature
+from soseleto.prediction import fit_temperature
 
 
 def target(n: int = 20, classes: int = 4) -> Examples:

@@ -125,7 +125,7 @@ def test_large_text_chunks_in_images_are_refused(tmp_path):
 
 
 def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("soseleto.data.limits.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("soseleto.data.structure.MAX_BYTES", 1 << 20)
     table = pa.table({"a": np.zeros(1 << 18), "label": np.zeros(1 << 18, np.int8)})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 10000

@@ -16,7 +16,7 @@ from soseleto.data.text import (
     padded_length,
 )
 from soseleto.errors import DataError, UsageError
-from soseleto.models.pretrained_text import make_text_model, open_text_model
+from soseleto.models.pretrained import make_text_model, open_text_model
 from tiny_text_model import make_folder, write_reviews
 
 

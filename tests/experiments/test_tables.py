@@ -34,7 +34,7 @@ from soseleto.cli import demo
 from soseleto.data import Examples
 from soseleto.defaults import resolve
 from soseleto.errors import DataError, TrainingError, UsageError
-from soseleto.models.by_name import by_name
+from soseleto.models.architectures import by_name
 from soseleto.pieces import chain
 from tiny_text_model import BAD, GOOD, make_folder
 

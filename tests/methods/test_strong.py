@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import two_views
 from experiments.methods.strong_pair import StrongPair
+from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import ExampleRandom
-from soseleto.data.views import UnlabelledViews
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from real_models import import_timm
 from soseleto.errors import DataError, UsageError
-from soseleto.models.pretrained_images import PretrainedOptions, last_blocks, pretrained_images, rebuilt
+from soseleto.models.pretrained import PretrainedOptions, last_blocks, pretrained_images, rebuilt
 
 SHAPE = (3, 32, 32)
 

@@ -18,13 +18,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import soseleto
+from soseleto import prediction
 from soseleto.data.feeding import Prepare
 from soseleto.data.read import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
-from soseleto.prediction import export
-from soseleto.prediction.export import export_onnx
-from soseleto.prediction.predictor import Predictor
+from soseleto.prediction import Predictor, export_onnx
 from soseleto.run_folder.folder import CALIBRATION, RunFolder
 from typing_in import run
 
@@ -164,7 +163,7 @@ def test_an_exported_model_that_answers_differently_is_not_written(
         def __call__(self, inputs: Tensor) -> list[Tensor]:
             return [torch.full((len(inputs), 3), 0.4)]
 
-    monkeypatch.setattr(export, "_program", lambda whole, example: Program())
+    monkeypatch.setattr(prediction, "_program", lambda whole, example: Program())
     with pytest.raises(DataError, match=r"model\.onnx was not written: onnxruntime differs from PyTorch by 0\."):
         export_onnx(soseleto.load(out_of(trained), device="cpu"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

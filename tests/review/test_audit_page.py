@@ -14,8 +14,7 @@ from browser import Browser, needs_browser
 from fabricated import fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.errors import DataError
-from soseleto.review.audit import Audit, prepare
-from soseleto.review.queue import Decision, Decisions, read_decisions
+from soseleto.review.queue import Audit, Decision, Decisions, prepare, read_decisions
 from soseleto.review.server import Review
 from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
 from typing_in import typed

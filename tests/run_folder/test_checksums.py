@@ -12,7 +12,7 @@ import torch
 import soseleto
 from fabricated import fabricate
 from soseleto.errors import DataError
-from soseleto.models.by_name import by_name
+from soseleto.models.architectures import by_name
 from soseleto.report import write_report
 from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder import files

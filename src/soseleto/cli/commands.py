@@ -179,7 +179,7 @@ def predict(
     from soseleto.data import Reading
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
-    from soseleto.prediction.load import load
+    from soseleto.prediction import load
     from soseleto.report.export import written
 
     check_output(run, out, force, reads=[*files, *file_of(model)])
@@ -224,8 +224,7 @@ def export(
     The ONNX file is run once by onnxruntime and compared with PyTorch. Needs
     pip install 'soseleto[onnx]'.
     """
-    from soseleto.prediction.export import export_folder, export_onnx
-    from soseleto.prediction.load import load
+    from soseleto.prediction import export_folder, export_onnx, load
 
     if onnx is None and pretrained is None:
         raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")
@@ -356,7 +355,7 @@ def _problem(name: str, size: int, shape: tuple[int, ...]) -> tuple[Any, Any, An
     import torch
 
     from soseleto import cross_entropy
-    from soseleto.models.by_name import is_file, load_function, make_model, running
+    from soseleto.models.architectures import is_file, load_function, make_model, running
 
     function = load_function(name) if is_file(name) else None
     if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
@@ -427,8 +426,7 @@ def show_link(command: str, in_browser: bool, link: str) -> None:
 
 
 def _print_audit(run: Path) -> None:
-    from soseleto.review.audit import Audit
-    from soseleto.review.queue import read_decisions
+    from soseleto.review.queue import Audit, read_decisions
     from soseleto.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -19,12 +19,12 @@ from soseleto.comparison import accuracy
 from soseleto.comparison.scan import scan as judge
 from soseleto.comparison.trainings import Comparing
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
+from soseleto.data.augment import AnyViews
 from soseleto.data.text import TextPreparation
-from soseleto.data.views import AnyViews
 from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted, did_you_mean, need
-from soseleto.models.by_name import default_name, make_model
-from soseleto.models.pretrained_images import pretrained_images
+from soseleto.models.architectures import default_name, make_model
+from soseleto.models.pretrained import pretrained_images
 from soseleto.models.trunk_and_heads import InUnits
 from soseleto.parallel.reducer import Reducer, Single, choose_device, ranks
 from soseleto.report import write_report

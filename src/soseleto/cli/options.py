@@ -16,14 +16,19 @@ import torch
 
 from soseleto.cli.line import IN_TABLES, FitLine
 from soseleto.data import Augment, Pair, Reading, Views, check_mode
+from soseleto.data.augment import AnyViews
 from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
-from soseleto.data.views import AnyViews
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
-from soseleto.models.pretrained_images import PretrainedOptions
-from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
+from soseleto.models.pretrained import (
+    PretrainedOptions,
+    is_for_images,
+    is_hugging_face,
+    is_pretrained,
+    open_text_model,
+)
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.options import Checkpoints, Compute, Probes
@@ -82,9 +87,10 @@ class FitOptions(FitLine):
     def reading(self) -> Reading:
         """With the tokenizer of a pretrained text model."""
         reading = self.table("reading", Reading)
-        model, is_table = self.model or "", self.source.suffix.lower() in SUFFIXES and reading.path_column is None
+        model = self.model or ""
+        is_table = self.source.suffix.lower() in SUFFIXES and reading.path_column is None
         longest = self.config.get("pretrained", {}).get("max_tokens")
-        if is_table and is_pretrained(model) and (reading.text_columns or not is_for_images(model)):
+        if is_table and is_hugging_face(model) and (reading.text_columns or not is_for_images(model)):
             text = open_text(model)
             if longest is not None and not SHORTEST <= longest <= text.longest:
                 raise UsageError(

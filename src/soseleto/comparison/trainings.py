@@ -27,8 +27,7 @@ from soseleto.methods.strong import Strong
 from soseleto.models.learned import Learned
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
-from soseleto.prediction.load import load_run
-from soseleto.prediction.predictor import Predictor, fit_temperature
+from soseleto.prediction import Predictor, fit_temperature, load_run
 from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, REVIEW, SOURCE, RunFolder
 from soseleto.suspects.cross_fit import Beliefs
 from soseleto.suspects.suspects import Evidence

@@ -1,24 +1,13 @@
 """Data: user files read into ``Examples``, checked, and fed in batches."""
 
-from soseleto.data.augment import Augment, StrongAugment
+from soseleto.data.augment import Augment, Noisy, StrongAugment, TokenViews, Views, pair_flip, symmetric
 from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, source_batches
 from soseleto.data.examples import Examples
-from soseleto.data.feeding import feed
+from soseleto.data.feeding import Preprocess, feed
 from soseleto.data.lazy import ExampleSet, LazyDataset
-from soseleto.data.noise import Noisy, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.preprocess import Preprocess
-from soseleto.data.read import (
-    MODES,
-    Pair,
-    as_example_set,
-    as_examples,
-    check_mode,
-    check_pair,
-    read_pair,
-)
+from soseleto.data.read import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.reading import Problem, ProblemsError, Reading
-from soseleto.data.views import TokenViews, Views
 
 __all__ = [
     "MODES",

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from soseleto.data import structure
-from soseleto.data.labels import labels_from, names_of, text_of
-from soseleto.data.limits import check_size
-from soseleto.data.reading import Names, Raw
-from soseleto.data.structure import Inputs
+from soseleto.data.reading import Names, Raw, labels_from, names_of, text_of
+from soseleto.data.structure import Inputs, check_size
 from soseleto.errors import DataError, SoseletoError, first_line
 
 _CHANNELS = (1, 3, 4)
@@ -31,7 +29,9 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
     """
     if isinstance(values, Tensor):
         return _narrow(values, name=name)
-    if isinstance(values, Mapping) or (isinstance(values, tuple) and values and all(map(_is_array, values))):
+    if isinstance(values, Mapping) or (
+        isinstance(values, tuple) and values and all(isinstance(part, Tensor | np.ndarray | Mapping) for part in values)
+    ):
         return pytree.tree_map(lambda part: narrowed(_real(part, name)), structure.plain(values))
     array = np.asarray(values)
     if array.dtype.kind not in "buif":
@@ -43,10 +43,6 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
     if array.dtype != np.uint8:
         array = array.astype(np.float32 if array.dtype.kind in "bf" else np.int64, copy=False)
     return _narrow(torch.from_numpy(_writable(array)), name=name)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray | Mapping)
 
 
 def _real(values: Any, name: str) -> Tensor:

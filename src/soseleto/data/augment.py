@@ -1,15 +1,21 @@
-"""Random augmentation of image batches, vectorised over the batch and run on its device."""
+"""Random changes of data: augmentation of batches on their device, weak and strong views, and label noise."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.data.batches import ExampleRandom
+from soseleto.data.batches import ExampleRandom, generator
+from soseleto.data.structure import Inputs
+from soseleto.data.text import NO_TOKEN
 from soseleto.errors import DataError, UsageError
 
 _LIMITS = {"crop": math.inf, "rotate": math.inf, "scale": 1, "shift": math.inf, "shear": 90, "elastic": math.inf}
@@ -57,10 +63,7 @@ class Augment:
         if not len(inputs):  # a rank without examples in this batch
             return inputs
         if inputs.ndim != 4:
-            raise DataError(
-                f"augmentation is for image batches (N, C, H, W), got shape {tuple(inputs.shape)}: "
-                "leave it out for tables and tokens."
-            )
+            raise DataError(f"augmentation is for images (N, C, H, W), got shape {tuple(inputs.shape)}: leave it out.")
         if self.rotate or self.scale or self.shift or self.shear or self.elastic:
             inputs = self._resample(inputs, random)
         if self.crop or self.flip:
@@ -255,3 +258,175 @@ def _blurred(images: Tensor) -> Tensor:
     """Every pixel mixed with its eight neighbours, as 5 to 1 each."""
     around = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     return (9 * around + 4 * images) / 13
+
+
+# Views of every example: a weak one to judge it by and strong ones to learn from
+
+IDS, MASK = "input_ids", "attention_mask"
+
+
+class AnyViews(ABC):
+    """Makes of a batch the tuple (weak view, strong view, ...), for methods that take such batches.
+
+    made_of: what ``kind_of_inputs`` calls the inputs that the views are made of; wanted: the same in words
+    """
+
+    made_of: ClassVar[str]
+    wanted: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, inputs: Inputs, random: ExampleRandom) -> tuple[Inputs, ...]: ...
+
+
+@dataclass(frozen=True)
+class Views(AnyViews):
+    """Views of uint8 images: each is shifted and mirrored at random, and the strong ones are changed further.
+
+    crop: of every view, the most that it is shifted, as a share of the shorter side
+    flip: of every view, mirror left to right with probability 1/2
+    strong: what strong views get besides
+    count: strong views of every image, each with its own draws
+    """
+
+    crop: float = 0.125
+    flip: bool = True
+    strong: StrongAugment = dataclasses.field(default_factory=StrongAugment)
+    count: int = 2
+    made_of, wanted = "images", "views of images are made of uint8 tensors (C, H, W)"
+
+    def __post_init__(self) -> None:
+        _check(self, 0.0 <= self.crop <= 1.0, "crop must be a share of the side in [0, 1], such as 0.125")
+
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
+        weak = Augment(crop=round(self.crop * min(inputs.shape[2:])), flip=self.flip)
+        return weak(inputs, random), *(self.strong(weak(inputs, random), random) for _ in range(self.count))
+
+
+@dataclass(frozen=True)
+class TokenViews(AnyViews):
+    """Views of texts.
+
+    The weak view is the text itself. In a strong view the attention mask is 0 at dropped tokens, so that the model does
+    not see them; the others keep their positions, and the first and the last token are never dropped. A network with
+    dropout makes further differences: the teacher judges without it.
+
+    Batches are dicts with ``input_ids`` and ``attention_mask`` (N, L), or the tokens that a text column is stored as.
+
+    drop: the probability that a token is dropped
+    count: strong views of every text, each with its own draws
+    """
+
+    drop: float = 0.1
+    count: int = 2
+    made_of, wanted = "tokens", "views of texts are made of dicts with input_ids and attention_mask"
+
+    def __post_init__(self) -> None:
+        _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.1")
+
+    def __call__(self, inputs: Inputs, random: ExampleRandom) -> tuple[Inputs, ...]:
+        known = inputs[MASK] != 0 if isinstance(inputs, Mapping) else inputs != NO_TOKEN
+        dropped = self._dropped(known, random)
+        if not isinstance(inputs, Mapping):
+            return inputs, *(torch.where(mask, NO_TOKEN, inputs) for mask in dropped)
+        return inputs, *({**inputs, MASK: inputs[MASK].masked_fill(mask, 0)} for mask in dropped)
+
+    def _dropped(self, known: Tensor, random: ExampleRandom) -> Tensor:
+        """(count, N, L) bool, of the known tokens (N, L); padding to another width changes nothing."""
+        n, width = known.shape
+        numbers = random.uniform(width * self.count).view(width, self.count, n).permute(1, 2, 0)
+        position = known.cumsum(1)
+        inside = known & (position > 1) & (position < position[:, -1:])
+        return inside & (numbers < self.drop)
+
+
+def _check(views: Any, valid: bool, wanted: str) -> None:
+    if not valid or views.count < 1:
+        raise UsageError(f"{wanted}, and count at least 1, got {views}.")
+
+
+@dataclass(frozen=True, eq=False)
+class UnlabelledViews:
+    """Views of inputs (N, ...), in their order, over and over.
+
+    views: of a batch, as the labelled examples have; prepare: such as a Preprocess, applied to every view
+    """
+
+    inputs: Tensor
+    views: Callable[[Tensor, ExampleRandom], tuple[Tensor, ...]]
+    prepare: Callable[[Inputs], Inputs]
+
+    def shuffled(self, device: torch.device) -> UnlabelledViews:
+        """On the device, in a random order that is always the same."""
+        order = ExampleRandom.of(0, torch.arange(len(self.inputs))).uniform(1)[0].argsort(stable=True)
+        return replace(self, inputs=self.inputs.cpu()[order].to(device))
+
+    def take(self, step: Tensor, size: int, key: int) -> tuple[Any, ...]:
+        """The views of ``size`` inputs; which ones, and their random numbers, follow from step and key alone."""
+        device = self.inputs.device
+        places = (step * size + torch.arange(size, device=device)) % len(self.inputs)
+        # One counter more than the random numbers of mixing have, which share the key.
+        random = ExampleRandom.of(key, places, step.expand(size), torch.ones_like(places))
+        return tuple(map(self.prepare, self.views(self.inputs[places], random)))
+
+
+def has_mask(inputs: Inputs) -> bool:
+    """Whether tokens of the inputs can be masked."""
+    if not isinstance(inputs, Mapping) or not all(isinstance(inputs.get(name), Tensor) for name in (IDS, MASK)):
+        return False
+    return bool(inputs[MASK].ndim == 2 and inputs[MASK].shape == inputs[IDS].shape)
+
+
+# Label noise. Each function returns ``Noisy(labels, flipped)``: ``flipped`` is the boolean mask of the examples whose
+# label has changed, so ``labels[~flipped]`` are original. The random draws depend on the seed alone.
+
+
+class Noisy(NamedTuple):
+    labels: Tensor  # (N,) int64
+    flipped: Tensor  # (N,) bool
+
+
+def symmetric(labels: Tensor, rate: float, classes: int, seed: int) -> Noisy:
+    """Exactly round(rate·N) examples get another label, drawn uniformly from the other classes.
+
+    Some papers draw the new label from all classes, including the old one; their rate r corresponds to
+    rate = r·(classes - 1)/classes here.
+
+    >>> noisy, flipped = symmetric(torch.zeros(10, dtype=torch.int64), 0.4, classes=3, seed=0)
+    >>> int(flipped.sum()), bool((noisy[flipped] > 0).all())
+    (4, True)
+    """
+    labels = _checked(labels, rate, classes)
+    random = generator(seed, "noise/symmetric")
+    at = torch.randperm(len(labels), generator=random)[: round(rate * len(labels))]
+    shift = torch.randint(1, classes, (len(at),), generator=random)
+    return _flip(labels, at, (labels[at] + shift) % classes)
+
+
+def pair_flip(labels: Tensor, rate: float, classes: int, seed: int) -> Noisy:
+    """Exactly round(rate·N) examples get the next class: c becomes (c + 1) mod classes."""
+    labels = _checked(labels, rate, classes)
+    at = torch.randperm(len(labels), generator=generator(seed, "noise/pair"))[: round(rate * len(labels))]
+    return _flip(labels, at, (labels[at] + 1) % classes)
+
+
+def _flip(labels: Tensor, at: Tensor, new: Tensor) -> Noisy:
+    noisy = labels.clone()
+    noisy[at] = new
+    return Noisy(noisy, noisy != labels)
+
+
+def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
+    labels = torch.as_tensor(labels).to("cpu")
+    if labels.ndim != 1 or labels.dtype.is_floating_point or labels.dtype == torch.bool:
+        raise UsageError(f"labels must be (N,) class indices, got {labels.dtype} of shape {tuple(labels.shape)}.")
+    if not 0.0 <= rate <= 1.0:
+        raise UsageError(f"rate must be between 0 and 1, got {rate!r}: for 40 % write 0.4.")
+    if classes < 2:
+        raise UsageError(f"classes must be at least 2, got {classes!r}.")
+    labels = labels.to(torch.int64)
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise UsageError(
+            f"labels range from {int(labels.min())} to {int(labels.max())}, outside 0 to {classes - 1}: "
+            "set classes to the number of classes."
+        )
+    return labels

@@ -58,7 +58,6 @@ class Batch:
 
 def source_order(n: int, *, seed: int, epoch: int) -> Tensor:
     """The order (n,) in which an epoch visits the source."""
-    _check_sizes(n, 1)
     return _permutation(n, seed, "source/order", epoch)
 
 
@@ -90,10 +89,7 @@ class TargetCycle:
     def __post_init__(self) -> None:
         _check_sizes(self.n, self.batch_size)
         if self.labels is not None and (self.labels.shape != (self.n,) or self.labels.dtype.is_floating_point):
-            raise UsageError(
-                f"balanced batches need {self.n} class indices as labels, "
-                f"got {self.labels.dtype} of shape {tuple(self.labels.shape)}."
-            )
+            raise UsageError(f"balanced batches need {self.n} class indices, got {structure.describe(self.labels)}.")
 
     def __call__(self, step: int) -> Tensor:
         return self.block(step, 1)[0]

@@ -35,6 +35,14 @@ _DIGITS = r"^(?:19|20)\d{6}$"
 _FRACTION = r"(?:\.\d+)? ?"
 _OFFSET = r"[+-]\d\d(?::?\d\d)?"
 
+_FORMS = {
+    "text": ("string", "large_string", "string_view"),
+    "number": ("integer", "floating", "decimal"),
+    "category": ("dictionary", "boolean"),  # dictionaries are categories of pandas
+    "time": ("date", "timestamp"),
+    "empty": ("null",),
+}
+
 LEFT_OUT = "left out"
 _NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
 _TIMES = 0.95  # share of the present words that are times, in a column of times
@@ -57,30 +65,10 @@ def compute() -> Any:
     return need("pyarrow.compute", to="reading tables")
 
 
-def _is(column: Any, *types: str) -> bool:
-    return any(getattr(pyarrow().types, f"is_{name}")(column.type) for name in types)
-
-
-def is_text(column: Any) -> bool:
-    return _is(column, "string", "large_string", "string_view")
-
-
-def is_number(column: Any) -> bool:
-    return _is(column, "integer", "floating", "decimal")
-
-
-def is_category(column: Any) -> bool:
-    """Whether the column's own type says that it holds categories: pandas categories, booleans."""
-    return _is(column, "dictionary", "boolean")
-
-
-def is_time(column: Any) -> bool:
-    return _is(column, "date", "timestamp")
-
-
-def is_readable(column: Any) -> bool:
-    """Whether the type is one of those above; lists, structures and bytes are not."""
-    return any(test(column) for test in (is_text, is_number, is_category, is_time)) or _is(column, "null")
+def form_of(column: Any) -> str | None:
+    """The form of the cells by the column's own type, one of ``_FORMS``; None of lists, structures and bytes."""
+    tests = vars(pyarrow().types)
+    return next((form for form, names in _FORMS.items() if any(tests[f"is_{n}"](column.type) for n in names)), None)
 
 
 def words(column: Any) -> Any:
@@ -102,7 +90,7 @@ class Numbers(NamedTuple):
 def numbers(column: Any) -> Numbers:
     """The column as numbers; a word that is no number is missing too."""
     pa, pc = pyarrow(), compute()
-    if is_number(column) and not pa.types.is_decimal(column.type):
+    if form_of(column) == "number" and not pa.types.is_decimal(column.type):
         values = column.cast(pa.float64(), safe=False).to_numpy()
         return Numbers(np.array(values, dtype=np.float64), np.zeros(len(values), dtype=bool))
     text = words(column)
@@ -135,19 +123,13 @@ def times(column: Any, format: str | None) -> np.ndarray:
 
     format: of the source's words; every table may also have times as such, or in ISO form
     """
-    if is_time(column):
+    if form_of(column) == "time":
         zone = getattr(column.type, "tz", None)
         return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
     text = words(column)
     read = [_parsed(text, each) for each in dict.fromkeys((format or ISO[0], *ISO))]
     parsed = np.asarray(compute().coalesce(*read).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
     return parsed - _offsets(text)
-
-
-def time_format(text: Any) -> tuple[str, int]:
-    """The format in which most of these words are times, and the number of them."""
-    counts = [len(text) - _parsed(text, format).null_count for format in FORMATS]
-    return FORMATS[int(np.argmax(counts))], max(counts)
 
 
 def _parsed(text: Any, format: str) -> Any:
@@ -193,37 +175,38 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     labels: (N,) class indices, to recognise a copy of them
     chosen: the kinds that the user has set, by column
     """
-    if not is_readable(column):
+    form = form_of(column)
+    if form is None:
         if chosen.get(name, LEFT_OUT) != LEFT_OUT:
             raise UsageError(f"column {name!r} holds {column.type}, which cannot be read as {chosen[name]}.")
         return Kind(LEFT_OUT, f"it holds {column.type}")
     text = words(column)
     present = len(text) - text.null_count
     if name in chosen:
-        kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
+        kind = "date" if chosen[name] == "number" and form == "time" else chosen[name]
         return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
     if INDEX.fullmatch(name):
         return Kind(LEFT_OUT, "it is the index of pandas")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
-    values = numbers(column).values[~np.isnan(numbers(column).values)] if is_number(column) else None
+    values = numbers(column).values[~np.isnan(numbers(column).values)] if form == "number" else None
     distinct = len(counts_of(text)) if values is None else len(np.unique(values))
     if distinct == 1 and 1 < present == len(text):
         return Kind(LEFT_OUT, "it is constant")
     if labels is not None and _is_copy(text, labels, distinct):
         return Kind(LEFT_OUT, "it is a copy of the label")
-    if is_category(column):
+    if form == "category":
         return _kind_of_words(text, present, distinct)
-    if is_time(column):
+    if form == "time":
         return Kind("date")
     if len(text) - _parsed(text, DIGITS).null_count == present:
         return Kind("date", format=DIGITS)
     read = numbers(column)
     if not read.is_word.sum() > (1 - _NUMBERS) * present:
         return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, read.values) else Kind("number")
-    format, parsed = time_format(text)
-    if parsed >= _TIMES * present:
-        return Kind("date", format=format)
+    times_in = [len(text) - _parsed(text, format).null_count for format in FORMATS]
+    if max(times_in) >= _TIMES * present:
+        return Kind("date", format=FORMATS[int(np.argmax(times_in))])
     return _kind_of_words(text, present, distinct)
 
 
@@ -266,7 +249,7 @@ class Seen:
 
     @classmethod
     def of(cls, name: str, column: Any, kind: Kind) -> Self:
-        if not is_readable(column):
+        if form_of(column) is None:
             return cls(name, kind.name, 0, (), kind.why)
         text = words(column)
         missing, shown = text.null_count, [value for value, _ in counts_of(text.slice(0, 10_000))[:_SHOWN]]

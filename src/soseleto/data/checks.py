@@ -1,37 +1,25 @@
-"""Checks of whole data sets before training; each returns the problems that it finds.
-
-Duplicates have identical bytes, or are resized or recompressed images.
-"""
+"""Checks of whole data sets before training; each returns the problems that it finds."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.data import structure
 from soseleto.data.examples import Examples
-from soseleto.data.limits import PIECE
-from soseleto.data.preparation import Preparation, TablePreparation
+from soseleto.data.groups import Pairs, codes, copies, duplicates, likely, linked, near_duplicates
+from soseleto.data.preparation import Preparation
 from soseleto.data.reading import Problem, some
-from soseleto.data.structure import Inputs
+from soseleto.data.structure import PIECE
 from soseleto.data.text import TextPreparation
 from soseleto.errors import counted, did_you_mean
 
 CHECKED = "checked"  # target examples that have another label in the source: see labels_in_source
 IN_TEST = "in test"  # source examples that are also in the test set
 LEFT_OUT = (CHECKED, IN_TEST)  # their examples are left out without being asked
-_EXPECTED = 0.5  # rows of a table that have the values of one by chance, above which equal ones are no copies
 _FEW_TWINS, _MORE_TWINS = 3, 2.0  # rows of a table that coincide beyond the source's own share, and times that share
-_BITS_APART = 6  # of 64: largest Hamming distance between the hashes of copies
-_MEAN_APART = 6.0  # of 255: largest mean difference between copies, at 16 x 16
-_WORST_APART = 40.0  # of 255: largest difference at any value between copies, at 16 x 16
-_ROWS, _PIECE = 512, 4096
 
 
 def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Preparation | None = None) -> list[Problem]:
@@ -132,8 +120,11 @@ def _others(examples: Examples, known: Examples) -> Tensor:
 
 
 def _names(examples: Examples, rows: Tensor) -> list[str]:
-    labels = torch.unique(examples.labels.cpu()[rows]).tolist()
-    return [examples.classes[c] if examples.classes else str(c) for c in labels]
+    return [_name(examples, c) for c in torch.unique(examples.labels.cpu()[rows]).tolist()]
+
+
+def _name(examples: Examples, label: int) -> str:
+    return examples.classes[label] if examples.classes else str(label)
 
 
 def _classes(names: Sequence[str]) -> str:
@@ -152,16 +143,11 @@ def labels_in_source(
     A target that was made by checking a part of the source has its labels from before the check there.
     """
     before, checked = torch.full((len(target),), -1, dtype=torch.int64), {}
-    for pair in reversed(copies(target, source, preparation)):  # of several copies the first counts
-        before[pair.first] = source.labels[pair.second]
-        if (label := int(target.labels[pair.first])) != int(source.labels[pair.second]):
-            checked[source.id_of(pair.second)] = target.classes[label] if target.classes else str(label)
+    for row, of_source in reversed(copies(target, source, preparation).tolist()):  # of several copies the first counts
+        before[row] = source.labels[of_source]
+        if (label := int(target.labels[row])) != int(source.labels[of_source]):
+            checked[source.id_of(of_source)] = _name(target, label)
     return before, checked
-
-
-def copies(first: Examples, second: Examples, preparation: Preparation | None = None) -> list[Duplicate]:
-    """The examples that both sets have, without those that are equal by chance."""
-    return _likely(duplicates(first.inputs, second.inputs), first, second, preparation)[0]
 
 
 def _copies(
@@ -174,7 +160,7 @@ def _copies(
     set, which are left out of the source.
     """
     first, second, source = sets[known], sets[other], sets["source"]
-    exact, chance = _likely(duplicates(first.inputs, second.inputs), first, second, preparation)
+    exact, chance = likely(duplicates(first.inputs, second.inputs), first, second, preparation)
     few = "rows of values that are frequent, equal to"
     if isinstance(preparation, TextPreparation):
         few = "texts with the same beginning, before they are cut, as"
@@ -182,11 +168,11 @@ def _copies(
         "images that may be resized or recompressed copies of": near_duplicates(first.inputs, second.inputs),
         few: chance,
     }
-    if exact and known == "target" and _as_often_within(source, exact, len(first)):
-        exact, near["rows with the same values as"] = [], exact
+    if len(exact) and known == "target" and _as_often_within(source, exact, len(first)):
+        exact, near["rows with the same values as"] = exact[:0], exact
     kind, then = "duplicate", ""
     if other == "source" and known == "test":
-        left = len({pair.second for pair in exact})
+        left = len(np.unique(exact[:, 1]))
         kind, then = IN_TEST, f": {counted(left, 'source example is', 'source examples are')} left out"
     elif other == "source" and mode == "noisy" and (differ := _differ(sets, exact)):
         kind = CHECKED
@@ -194,58 +180,36 @@ def _copies(
             f", {differ} of them under another label: these source examples are left out, and their labels taken as "
             "those from before the target was checked"
         )
-    problems = [_copy_problem(sets, known, other, exact, kind, "copies of", then)] if exact else []
-    return problems + [_copy_problem(sets, known, other, of, "near duplicate", what) for what, of in near.items() if of]
 
+    def problem(pairs: Pairs, kind: str, what: str, then: str = "") -> Problem:
+        ids = tuple(dict.fromkeys(second.id_of(row) for row in pairs[:, 1].tolist()))
+        shown = some([f"{known} {first.id_of(a)} = {other} {second.id_of(b)}" for a, b in pairs.tolist()])
+        count = counted(len(np.unique(pairs[:, 0])), f"{known} example")
+        return Problem(other, kind, f"the {other} has {what} {count} ({shown}){then}.", ids, stops=kind == "duplicate")
 
-def _copy_problem(
-    sets: dict[str, Examples],
-    known: str,
-    other: str,
-    pairs: Sequence[Duplicate],
-    kind: str,
-    what: str,
-    then: str = "",
-) -> Problem:
-    first, second = sets[known], sets[other]
-    ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
-    copies = some([f"{known} {first.id_of(pair.first)} = {other} {second.id_of(pair.second)}" for pair in pairs])
-    count = counted(len({pair.first for pair in pairs}), f"{known} example")
-    return Problem(other, kind, f"the {other} has {what} {count} ({copies}){then}.", ids, stops=kind == "duplicate")
+    problems = [problem(exact, kind, "copies of", then)] if len(exact) else []
+    return problems + [problem(pairs, "near duplicate", what) for what, pairs in near.items() if len(pairs)]
 
 
 def _contradictions(name: str, examples: Examples, preparation: Preparation | None) -> list[Problem]:
     """Copies within one set that have different labels."""
     if examples.labels.ndim != 1 or not isinstance(examples.inputs, Tensor):
         return []
-    pairs = _first_of_each(examples.inputs)
+    pairs = linked(codes(examples.inputs), np.arange(len(examples)))[:, ::-1]
     if name == "target":
-        pairs += [pair for pair in near_duplicates(examples.inputs, examples.inputs) if pair.first < pair.second]
-    labels = examples.labels.tolist()
-    pairs = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
-    exact, _ = _likely(pairs, examples, examples, preparation)
-    if not exact:
+        pairs = np.concatenate([pairs, near_duplicates(examples.inputs, examples.inputs)])
+    labels = examples.labels.cpu().numpy()
+    pairs = pairs[(pairs[:, 0] < pairs[:, 1]) & (labels[pairs[:, 0]] != labels[pairs[:, 1]])]
+    exact, _ = likely(pairs, examples, examples, preparation)
+    if not len(exact):
         return []
 
     def place(row: int) -> str:
-        label = examples.classes[labels[row]] if examples.classes else labels[row]
-        return f"{examples.id_of(row)} as {label}"
+        return f"{examples.id_of(row)} as {_name(examples, labels[row])}"
 
-    shown = some([f"{place(pair.first)} and {place(pair.second)}" for pair in exact])
+    shown = some([f"{place(row)} and {place(other)}" for row, other in exact.tolist()])
     text = f"{counted(len(exact), 'example is', 'examples are')} there twice, under different labels ({shown})."
     return [Problem(name, "contradiction", text, stops=False)]
-
-
-def _first_of_each(rows: Tensor) -> list[Duplicate]:
-    """Every row that equals an earlier one, with the first that it equals."""
-    pairs = linked(codes(rows), np.arange(len(rows)))
-    return [Duplicate(first, row) for row, first in pairs.tolist() if row != first]
-
-
-def linked(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(P, 2): each of these rows with the first that has its value."""
-    _, first, at = np.unique(values[rows], return_index=True, return_inverse=True)
-    return np.stack([rows, rows[first[at]]], axis=1)
 
 
 def _groups_of_test(sets: dict[str, Examples]) -> list[Problem]:
@@ -265,137 +229,19 @@ def _groups_of_test(sets: dict[str, Examples]) -> list[Problem]:
     return problems
 
 
-def _differ(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> int:
+def _differ(sets: dict[str, Examples], pairs: Pairs) -> int:
     """How many of these target examples have another label in the source."""
     source, target = sets["source"], sets["target"]
     if not _has_classes(source) or not _has_classes(target) or source.labels.ndim != 1:
         return 0
-    return len({pair.first for pair in pairs if int(source.labels[pair.second]) != int(target.labels[pair.first])})
+    differ = target.labels[pairs[:, 0]] != source.labels[pairs[:, 1]]
+    return len(np.unique(pairs[differ.cpu().numpy(), 0]))
 
 
-def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int) -> bool:
+def _as_often_within(source: Examples, pairs: Pairs, n_target: int) -> bool:
     """Whether equal rows of a table are about as frequent as within the source, and so no copies."""
     if source.inputs.ndim != 2:
         return False
     counts = np.unique(codes(source.inputs), return_counts=True)[1]
     share = int(counts[counts > 1].sum()) / len(source)
-    return share > 0 and len({pair.first for pair in pairs}) <= _FEW_TWINS + _MORE_TWINS * share * n_target
-
-
-def _likely(
-    pairs: list[Duplicate], first: Examples, second: Examples, preparation: Preparation | None
-) -> tuple[list[Duplicate], list[Duplicate]]:
-    """The pairs that are copies, and those that are equal by chance."""
-    rows = np.zeros(len(first), dtype=bool)
-    rows[[pair.first for pair in pairs]] = True
-    chance = by_chance([first.inputs, second.inputs], preparation, np.concatenate([rows, np.zeros(len(second), bool)]))
-    parts: tuple[list[Duplicate], list[Duplicate]] = ([], [])
-    for pair in pairs:
-        parts[int(chance[pair.first])].append(pair)
-    return parts
-
-
-def by_chance(sets: Sequence[Inputs], preparation: Preparation | None, asked: np.ndarray) -> np.ndarray:
-    """(N,) the rows of these sets together, among those asked, that other examples equal by chance.
-
-    So are texts that were cut, and rows of a table whose values, were they independent, several others would have: with
-    shares p of the present values, N·Π p is the expected number of equal rows.
-    """
-    if isinstance(preparation, TextPreparation):
-        return asked & np.concatenate([preparation.cut(inputs).numpy() for inputs in sets])
-    chance = asked.copy()
-    if not asked.any() or not all(isinstance(inputs, Tensor) and inputs.ndim == 2 for inputs in sets):
-        return np.zeros_like(asked)
-    if len({(inputs.shape[1], inputs.dtype) for inputs in sets}) > 1:
-        return np.zeros_like(asked)
-    expected = np.full(len(asked), float(len(asked)))
-    for values, gone in _values_of(torch.cat([inputs.cpu() for inputs in sets]), preparation):
-        _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
-        expected *= np.where(gone, 1.0, counts[at] / len(asked))
-        chance = asked & (expected > _EXPECTED)
-        if not chance.any():
-            break
-    return chance
-
-
-def _values_of(inputs: Tensor, preparation: Preparation | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The columns of a table: a number for each different value, and whether it is missing, (N,) each."""
-    if isinstance(preparation, TablePreparation):
-        for _, stored, gone in preparation.stored(inputs):
-            yield stored[:, 0].numpy() if stored.shape[1] == 1 else codes(stored), gone.numpy()
-        return
-    for column in inputs.T:
-        yield column.numpy(), ~column.isfinite().numpy()
-
-
-class Duplicate(NamedTuple):
-    first: int  # row in the first set
-    second: int  # row in the second set
-
-
-def duplicates(first: Inputs, second: Inputs) -> list[Duplicate]:
-    """For each row of ``first`` the rows of ``second`` with identical bytes."""
-    if not _comparable(first, second):
-        return []
-    places: dict[int, list[int]] = {}
-    for row, code in enumerate(codes(first).tolist()):
-        places.setdefault(code, []).append(row)
-    return [Duplicate(at, row) for row, code in enumerate(codes(second).tolist()) for at in places.get(code, ())]
-
-
-def _comparable(first: Inputs, second: Inputs) -> bool:
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    return first.shape[1:] == second.shape[1:] and first.dtype == second.dtype
-
-
-def codes(inputs: Inputs) -> np.ndarray:
-    """(N,) int64: a hash of the content of each example."""
-    hashes: list[int] = []
-    for piece in structure.split(inputs, _PIECE):
-        parts = [
-            rows.cpu().contiguous().view(len(rows), -1).view(torch.uint8).numpy() for rows in structure.tensors(piece)
-        ]
-        for rows in zip(*parts, strict=True):
-            content = b"".join(row.tobytes() for row in rows)
-            hashes.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True))
-    return np.array(hashes, dtype=np.int64)
-
-
-def near_duplicates(first: Inputs, second: Inputs) -> list[Duplicate]:
-    """For each image of ``first`` those of ``second`` that may be resized or recompressed copies; not identical ones.
-
-    Their difference hashes (9 x 8 grey, 64 bits) are at most 6 bits apart and, to confirm, their 16 x 16 thumbnails
-    differ little. Inputs other than uint8 images (N, C, H, W) have none.
-    """
-    if not _comparable(first, second) or first.ndim != 4 or first.dtype != torch.uint8:
-        return []
-    hashes, others = _difference_hash(first), _difference_hash(second)
-    small, small_others = _thumbnails(first), _thumbnails(second)
-    pairs = []
-    for start in range(0, len(hashes), _ROWS):
-        # Of ±1 vectors: the product is 64 minus twice the number of differing bits.
-        agree = hashes[start : start + _ROWS] @ others.T
-        rows, columns = (agree >= 64 - 2 * _BITS_APART).nonzero(as_tuple=True)
-        for at in torch.split(torch.arange(len(rows)), 65536):
-            apart = (small[start + rows[at]].float() - small_others[columns[at]].float()).abs()
-            near = (apart.mean(1) <= _MEAN_APART) & (apart.amax(1) <= _WORST_APART)
-            matches = zip(rows[at][near].tolist(), columns[at][near].tolist(), strict=True)
-            pairs += [Duplicate(start + row, column) for row, column in matches]
-    return [pair for pair in pairs if not torch.equal(first[pair.first], second[pair.second])]
-
-
-def _difference_hash(images: Tensor) -> Tensor:
-    """(N, 64) of ±1: whether each of 9 x 8 grey cells is brighter than its right neighbour."""
-    cells = torch.cat([_resized(piece.float().mean(1, keepdim=True), (8, 9)) for piece in images.cpu().split(_ROWS)])
-    return torch.where(cells[..., :-1] > cells[..., 1:] + 0.5, 1.0, -1.0).flatten(1)
-
-
-def _thumbnails(images: Tensor) -> Tensor:
-    """(N, C·256) uint8: 16 x 16 thumbnails."""
-    small = [_resized(piece.float(), (16, 16)).round_().clamp_(0, 255) for piece in images.cpu().split(_ROWS)]
-    return torch.cat([piece.to(torch.uint8).flatten(1) for piece in small])
-
-
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return share > 0 and len(np.unique(pairs[:, 0])) <= _FEW_TWINS + _MORE_TWINS * share * n_target

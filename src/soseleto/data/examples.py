@@ -82,7 +82,7 @@ class Examples:
 
     def pieces(self, size: int) -> Sequence[Tensor]:
         """Index batches that hold every example once, for passes whose order does not matter: see ``in_order``."""
-        return in_pieces(len(self), size)
+        return torch.arange(len(self)).split(size)
 
     def sample(self) -> Inputs:
         """Inputs from which statistics are computed: all of them."""
@@ -161,10 +161,7 @@ def _check_labels(examples: Examples) -> None:
     if labels.dtype.is_floating_point:
         return
     if labels.dtype != torch.int64 or labels.ndim == 0:
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: "
-            "give (N,) int64 class indices, or float targets for regression."
-        )
+        raise DataError(f"labels are {structure.describe(labels)}: give (N,) int64 class indices, or float targets.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 and labels.ndim == 1:  # tokens may use a negative index for positions to ignore
         raise DataError(f"a label is {low}: class indices start at 0.")
@@ -175,11 +172,6 @@ def _check_labels(examples: Examples) -> None:
 def truth_known(truth: Tensor) -> Tensor:
     """Where the correct labels are known: neither -1 nor NaN."""
     return ~truth.isnan() if truth.is_floating_point() else truth >= 0
-
-
-def in_pieces(n: int, size: int = 1000) -> tuple[Tensor, ...]:
-    """The indices 0 to n - 1, at most ``size`` at a time."""
-    return torch.arange(n).split(size)
 
 
 def in_order(pieces: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:

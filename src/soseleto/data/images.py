@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -45,7 +45,6 @@ _ORIENTATION = 0x0112  # the EXIF tag
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # as the names of files have such bytes
 
 Shape = tuple[int, int, int]  # channels, height, width
-Progress = Callable[[int, int], None]  # files done, files in total
 
 
 class Unreadable(Exception):
@@ -114,9 +113,7 @@ def _reason(error: BaseException) -> str:
     return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def decoded(
-    images: Sequence[Any], shape: Shape, progress: Progress | None = None, workers: int | None = None
-) -> tuple[Tensor, dict[str, list[int]]]:
+def decoded(images: Sequence[Any], shape: Shape, workers: int | None = None) -> tuple[Tensor, dict[str, list[int]]]:
     """(N, C, H, W) uint8, and by reason the rows that cannot be decoded, which are zero; "" is left out."""
     array = _zeros((len(images), *shape))
 
@@ -135,8 +132,6 @@ def decoded(
         for row, why in enumerate(pool.map(fill_row, range(len(images)))):
             if why is not None:
                 bad.setdefault(why, []).append(row)
-            if progress is not None and ((row + 1) % 64 == 0 or row + 1 == len(images)):
-                progress(row + 1, len(images))
     return torch.from_numpy(array), bad
 
 
@@ -194,11 +189,11 @@ def _header(image: Any) -> tuple[int, int, bool]:
     return height, width, image.mode not in _GREY
 
 
-def pixels_of(raw: Raw, shape: Shape, progress: Progress | None = None) -> tuple[Tensor, list[Problem]]:
+def pixels_of(raw: Raw, shape: Shape) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     assert raw.images is not None
     # A data set that opens its images itself may not allow several threads.
-    inputs, bad = decoded(raw.images, shape, progress, workers=1 if raw.paths is None else None)
+    inputs, bad = decoded(raw.images, shape, workers=1 if raw.paths is None else None)
     return inputs, [_problem(raw, why, rows) for why, rows in bad.items()]
 
 
@@ -219,9 +214,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
     """
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if labelled and not classes:
-        raise DataError(
-            f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
-        )
+        raise DataError(f"the {name} folder {folder} has no subfolders: make one for each class, with its images.")
     inside = [path for c in classes for path in sorted(_files(folder, c, allow_outside=reading.allow_outside))]
     beside = sorted(each.name for each in os.scandir(folder) if each.is_file() and not each.name.startswith("."))
     if odd := next(filter(_NOT_UTF8.search, [*inside, *beside]), None):

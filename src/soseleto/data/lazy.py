@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from soseleto.data import structure
 from soseleto.data.arrays import labels_of, narrowed, tensor_of
 from soseleto.data.batches import seed_for, source_batches
-from soseleto.data.examples import Examples, in_pieces
+from soseleto.data.examples import Examples
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 
@@ -81,9 +81,7 @@ class LazyDataset:
         workers: int | None = None,
     ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise UsageError(
-                f"LazyDataset needs a Dataset with __len__ and __getitem__, got a {type(dataset).__name__}."
-            )
+            raise UsageError(f"LazyDataset needs a Dataset with __len__ and __getitem__, got {type(dataset).__name__}.")
         if len(dataset) == 0:
             raise DataError("the data set is empty: give it at least one example.")
         if workers is not None and workers < 0:
@@ -108,7 +106,7 @@ class LazyDataset:
         """Those that were given, else all are read once; of several per example, such as tokens, none is kept."""
         if self._labels is None:
             few = self.sample_labels()
-            pieces = in_pieces(len(self), PIECE) if few.ndim == 1 else ()
+            pieces = self.pieces(PIECE) if few.ndim == 1 else ()
             read = [labels.cpu() for _, labels in self.read(pieces)]
             self._labels = torch.cat(read) if read else few.new_zeros(len(self), 0)
         return self._labels
@@ -127,7 +125,7 @@ class LazyDataset:
 
     def pieces(self, size: int) -> Sequence[Tensor]:
         """Index batches that hold every example once."""
-        return in_pieces(len(self), size)
+        return torch.arange(len(self)).split(size)
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""
@@ -141,8 +139,8 @@ class LazyDataset:
         requests = (_Request(batch.tolist(), seed, purpose) for batch in batches)
         if self.workers is None:
             self.workers = self._worker_count()
-        made = self._read_by_workers(requests) if self.workers else map(self._reader.__getitem__, requests)
-        for batch in made:
+        read = self._read_by_workers(requests) if self.workers else map(self._reader.__getitem__, requests)
+        for batch in read:
             yield structure.to_device(_checked(batch), self.device)
 
     def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[Any]:
@@ -308,9 +306,7 @@ class _Reader(Dataset[Any]):
             if not isinstance(labels, Tensor):
                 raise DataError(f"the labels of the {self._name} data set are text: return class indices.")
             if not structure.tensors(inputs):
-                raise DataError(
-                    f"the items of the {self._name} data set hold no tensor or array: return (input, label)."
-                )
+                raise DataError(f"the items of the {self._name} data set hold no tensor: return (input, label).")
             count = len(request.places)  # none for a rank without examples in this batch
             return structure.change(lambda tensor: tensor[:count], inputs), labels[:count]
         except Exception as error:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells
-from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, left_out, plan_of
+from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
-from soseleto.data.limits import PIECE, check_size
 from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data.structure import PIECE, check_size
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
@@ -77,19 +77,9 @@ class TablePreparation:
         return tuple(column.name for column in self.columns)
 
     @property
-    def shown(self) -> tuple[str, ...]:
-        """The columns that ``values_of`` gives."""
-        return tuple(column.name for column in self.columns if not isinstance(column, Text))
-
-    @property
     def texts(self) -> tuple[str, ...]:
         """The columns of text."""
         return tuple(column.name for column in self.columns if isinstance(column, Text))
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that a ranking has as they are in the table: texts, and what is left out."""
-        return (*self.texts, *left_out(self.seen))
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -122,10 +112,7 @@ class TablePreparation:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
         if inputs.ndim != 2 or inputs.shape[1] != len(self.places):
-            raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} are not rows of this table: give (N, {len(self.places)}), as "
-                "read by its preparation."
-            )
+            raise DataError(f"inputs of shape {tuple(inputs.shape)} are no table rows: give (N, {len(self.places)}).")
         key = str(inputs.device)
         if key not in self._tensors:
             self._tensors[key] = tuple(tensor.to(inputs.device) for tensor in self._encoding())
@@ -246,12 +233,13 @@ def _fit(raws: Sequence[Raw], reading: Reading) -> TablePreparation:
 def _fit_text(source: Raw, reading: Reading) -> TextPreparation:
     """For the column that is named, else the only column of texts."""
     table, kinds = source.table, reading.kinds
-    columns = [name for name in table.column_names if cells.is_readable(table[name])]
+    columns = [name for name in table.column_names if cells.form_of(table[name]) is not None]
     if other := next((name for name, kind in kinds.items() if kind not in ("text", LEFT_OUT)), None):
         raise UsageError(f"the kind of column {other!r} has no effect: a pretrained text model reads the text alone.")
     named = list(reading.text_columns)
     if not named:
-        named = [n for n in columns if cells.is_text(table[n]) and kind_of(n, table[n], None, kinds).name == "text"]
+        texts = (name for name in columns if cells.form_of(table[name]) == "text")
+        named = [name for name in texts if kind_of(name, table[name], None, kinds).name == "text"]
     if len(named) != 1:
         which = f"{len(named)} columns of text ({some(named)})" if named else f"no column of text among {some(columns)}"
         raise UsageError(f"the {source.name} table has {which}: name the one to read, --text-column NAME.")
@@ -359,7 +347,7 @@ def _checked(table: Any, preparation: Preparation) -> Iterator[_Checked]:
     columns = preparation.columns if isinstance(preparation, TablePreparation) else (Text(preparation.column, ()),)
     for column in columns:
         cell = table[column.name]
-        if not cells.is_readable(cell):
+        if cells.form_of(cell) is None:
             raise DataError(
                 f"column {column.name!r} holds {cell.type}, and other values in the source: bring both to one form, or "
                 "drop it (--drop-column)."

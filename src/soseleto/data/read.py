@@ -22,11 +22,10 @@ from soseleto.data.arrays import inputs_of, labels_of, read_npz
 from soseleto.data.checks import CHECKED, LEFT_OUT, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.groups import with_groups
-from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.labels import number_labels
+from soseleto.data.images import Shape, pixels_of, shape_for
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, read_into_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
-from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, number_labels, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -67,7 +66,6 @@ def read_pair(
     mode: str,
     reading: Reading | None = None,
     skip_bad: bool = False,
-    progress: Progress | None = None,
 ) -> Pair:
     """Read and check source, target and test; raises ``ProblemsError`` with all problems at once.
 
@@ -77,7 +75,7 @@ def read_pair(
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
     """
     reading = reading or Reading()
-    sets, problems, preparation, in_column = _read(source, target, test, mode, reading, progress)
+    sets, problems, preparation, in_column = _read(source, target, test, mode, reading)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind in LEFT_OUT)
@@ -105,7 +103,7 @@ def check_pair(
     source: Any, target: Any, test: Any = None, *, mode: str, reading: Reading | None = None
 ) -> list[Problem]:
     """All problems of the data sets in one list; bad examples do not raise."""
-    return _read(source, target, test, mode, reading or Reading(), None)[1]
+    return _read(source, target, test, mode, reading or Reading())[1]
 
 
 def check_mode(mode: str) -> None:
@@ -225,12 +223,7 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -
     if suffix == ".npz":
         return read_npz(path, name=name, labelled=labelled)
     return tables.from_table(
-        tables.load(path, reading),
-        name=name,
-        reading=reading,
-        folder=path.parent,
-        what=str(path),
-        labelled=labelled,
+        tables.load(path, reading), name=name, reading=reading, folder=path.parent, what=str(path), labelled=labelled
     )
 
 
@@ -238,17 +231,12 @@ def _from_path(path: Path, name: str, reading: Reading, labelled: bool = True) -
 
 
 def _read(
-    source: Any,
-    target: Any,
-    test: Any,
-    mode: str,
-    reading: Reading,
-    progress: Progress | None,
+    source: Any, target: Any, test: Any, mode: str, reading: Reading
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None, dict[str, int]]:
     """The sets, their problems, the preparation of tables, and earlier labels of a column of the target, by id."""
     check_mode(mode)
     data = {"source": source, "target": target} | ({} if test is None else {"test": test})
-    raws = [_raw(one, name, reading) for name, one in data.items()]
+    raws = [_raw(value, name, reading) for name, value in data.items()]
     if structured := next((raw for raw in raws if isinstance(raw.inputs, dict | list | tuple)), None):
         raise UsageError(
             f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "
@@ -260,7 +248,7 @@ def _read(
     sets: dict[str, Examples] = {}
     problems: list[Problem] = []
     for raw in raws:
-        sets[raw.name], its = _decoded(raw, shape, progress)
+        sets[raw.name], its = _decoded(raw, shape)
         problems += its
     _check_shapes(sets)
     before = raws[1].before.tolist() if isinstance(raws[1].before, Tensor) else []
@@ -272,13 +260,13 @@ def _read(
     )
 
 
-def _decoded(raw: Raw, shape: Shape | None, progress: Progress | None = None) -> tuple[Examples, list[Problem]]:
+def _decoded(raw: Raw, shape: Shape | None) -> tuple[Examples, list[Problem]]:
     """The usable examples, and the problems of the others."""
     inputs, problems = raw.inputs, list(raw.problems)
     if inputs is None:
         if shape is None:
             raise DataError(f"the {raw.name} has images but the source has features: give both the same kind.")
-        inputs, unreadable = pixels_of(raw, shape, progress)
+        inputs, unreadable = pixels_of(raw, shape)
         problems += unreadable
     labels = raw.labels
     assert isinstance(labels, Tensor)

@@ -1,4 +1,7 @@
-"""Inputs of any structure: tensors, alone or in dicts, tuples and lists, whose first dimension counts the examples."""
+"""Inputs of any structure: tensors, alone or in dicts, tuples and lists, whose first dimension counts the examples.
+
+Also the limits on what readers allocate.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from soseleto.errors import DataError
+
 Inputs = Any  # a tensor, or a structure of tensors
+PIECE = 1 << 13  # rows that are read or checked at a time
+MAX_BYTES = 1 << 36  # 64 GiB: the largest array a reader allocates
 
 
 def change(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
@@ -51,9 +58,9 @@ def concatenate(structures: Sequence[Any]) -> Any:
     return pytree.tree_map(lambda *parts: torch.cat(parts), *structures)
 
 
-def of_one_form(one: Any, other: Any) -> bool:
+def of_one_form(first: Any, other: Any) -> bool:
     """Whether two structures can be concatenated: all but the number of examples is the same."""
-    leaves, form = pytree.tree_flatten(one)
+    leaves, form = pytree.tree_flatten(first)
     others, other_form = pytree.tree_flatten(other)
     pairs = zip(leaves, others, strict=False)
     return form == other_form and all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
@@ -114,3 +121,9 @@ def label_margin(scores: Tensor, labels: Tensor) -> Tensor:
     label = labels[:, None]
     others = scores.scatter(1, label, float("-inf")).amax(1)
     return scores.gather(1, label).squeeze(1) - others
+
+
+def check_size(unpacked: int, *, what: str) -> None:
+    """Refuse an array above ``MAX_BYTES``."""
+    if unpacked > MAX_BYTES:
+        raise DataError(f"{what} holds {unpacked} bytes, more than the limit of {MAX_BYTES}: split the file.")

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ import torch
 
 from soseleto.data import cells
 from soseleto.data.images import outside
-from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
-from soseleto.data.limits import check_size
-from soseleto.data.reading import Problem, Raw, Reading, some
+from soseleto.data.reading import Problem, Raw, Reading, labels_from, labels_of_words, names_of, some, text_of
+from soseleto.data.structure import check_size
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -200,23 +199,9 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
         classes = tuple(data.features[label].names)
         columns[label] = [None if index is None or index < 0 else classes[index] for index in columns[label]]
     reading = replace(reading, label_column=label, path_column=None)
-    images = None if image is None else _Column(data, image)
+    images = None if image is None else data[image]  # each decoded on access
     raw = from_table(column_table(columns), name=name, reading=reading, folder=None, what=f"the {name}", images=images)
     return replace(raw, classes=classes)
-
-
-@dataclass(frozen=True)
-class _Column(Sequence[Any]):
-    """One column, each of whose values is decoded by the data set on access."""
-
-    data: Any
-    column: str
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.data[at][self.column]
 
 
 # Columns
@@ -235,13 +220,13 @@ def roles_of(table: Any, reading: Reading, *, what: str, name: str = "source") -
     """
     roles, columns = {}, table.column_names
     for role, names in ROLES.items():
-        given = getattr(reading, f"{role}_column")
-        column = given if given in columns else None
-        if given is None:
+        named = getattr(reading, f"{role}_column")
+        column = named if named in columns else None
+        if named is None:
             column = _by_name(columns, role, names, what)
         elif column is None and role not in MAY_LACK.get(name, ROLES):
-            hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
-            raise UsageError(f"{what} has no column {given!r} for {role}_column{hint}.")
+            hint = did_you_mean(named, columns) or f": choose from {some(columns)}"
+            raise UsageError(f"{what} has no column {named!r} for {role}_column{hint}.")
         if column is not None:
             roles[role] = column
     if "path" in roles and reading.path_column is None and not _has_words(table[roles["path"]]):
@@ -261,7 +246,7 @@ def _by_name(columns: Sequence[str], role: str, names: Sequence[str], what: str)
 
 
 def _has_words(column: Any) -> bool:
-    return (cells.is_text(column) or cells.is_category(column)) and bool(cells.numbers(column).is_word.any())
+    return cells.form_of(column) in ("text", "category") and bool(cells.numbers(column).is_word.any())
 
 
 # Data sets

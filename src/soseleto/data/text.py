@@ -14,10 +14,9 @@ from torch import Tensor
 
 from soseleto.data import cells
 from soseleto.data.batches import generator, source_batches, source_order
-from soseleto.data.cells import Seen, left_out, plan_of
+from soseleto.data.cells import Seen, plan_of
 from soseleto.data.examples import Examples
-from soseleto.data.limits import check_size
-from soseleto.data.structure import Inputs
+from soseleto.data.structure import Inputs, check_size
 from soseleto.errors import DataError, first_line, need
 
 NO_TOKEN = -1  # in place of a token, behind the end of a text
@@ -78,12 +77,6 @@ class TextPreparation:
         return (self.column,)
 
     used = texts = names  # a table must have the column, which is one of texts
-    shown: ClassVar[tuple[str, ...]] = ()  # a ranking has no texts
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that a ranking has as they are in the table."""
-        return (self.column, *left_out(self.seen))
 
     def read(self, table: Any) -> Tensor:
         """The tokens of a pyarrow table, (N, longest) int32."""

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
+from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.data.structure import Inputs
-from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -27,8 +27,8 @@ def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """
     seen: list[Tensor] = []
 
-    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        inputs = given[0].detach().float()
+    def keep(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs = arguments[0].detach().float()
         seen.append(inputs.flatten(1, -2).mean(1) if inputs.ndim > 2 else inputs)
 
     layer = last_linear(model)
@@ -47,9 +47,9 @@ def last_linear(model: nn.Module) -> nn.Linear | None:
 
 def probabilities_of(learner: Any, features: np.ndarray, classes: int) -> np.ndarray:
     """(n, classes); a class that the learner was not trained on gets none."""
-    found = np.zeros((len(features), classes))
-    found[:, learner.classes_] = learner.predict_proba(features)
-    return found
+    probabilities = np.zeros((len(features), classes))
+    probabilities[:, learner.classes_] = learner.predict_proba(features)
+    return probabilities
 
 
 class Learned(nn.Module):

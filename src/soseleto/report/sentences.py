@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -27,6 +26,7 @@ from soseleto.run_folder.ranking import (
 from soseleto.run_folder.source import load_thumbnails
 
 Record = dict[str, Any]
+_EVENTS = ("start", "epoch", "message", "end")
 CHOSEN_ON = "on held-out target examples"
 
 
@@ -36,30 +36,19 @@ class RunFiles:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         folder = RunFolder.open(path)
         self.name, self.place = folder.path.resolve().name, shlex.quote(str(folder.path))  # as typed in commands
-        self.config, self.records, self.problems = folder.config(), folder.metrics(), folder.problems()
+        self.config, records = folder.config(), folder.metrics()
         self.ranking = folder.ranking() if folder.has(RANKING) else None
         self.pictures, self.source = load_thumbnails(folder), folder.source()
         self.comparison, self.suspects = folder.comparison() or {}, folder.suspects() or {}
-
-    def _of(self, event: str) -> list[Record]:
-        return [record for record in self.records if record.get("event") == event]
-
-    @cached_property
-    def start(self) -> Record:
-        return next(iter(self._of("start")), {})
-
-    @cached_property
-    def end(self) -> Record:
-        return next(iter(self._of("end")), {})
-
-    @cached_property
-    def epochs(self) -> list[Record]:
-        return self._of("epoch")
-
-    @property
-    def messages(self) -> list[str]:
-        """The problems of the data and the messages of the run, without repetition, in order."""
-        return list(dict.fromkeys([*self.problems, *(str(record.get("text", "")) for record in self._of("message"))]))
+        by_event = {event: [r for r in records if r.get("event") == event] for event in _EVENTS}
+        self.start, self.end = (next(iter(by_event[event]), Record()) for event in ("start", "end"))
+        self.epochs, texts = by_event["epoch"], [str(record.get("text", "")) for record in by_event["message"]]
+        self.messages = list(dict.fromkeys([*folder.problems(), *texts]))
+        self.suggested = None if self.ranking is None else suggested_labels(self.ranking)
+        self.features = feature_columns(self.ranking or {}, self.source)  # x0, x1, ... -> names in the source
+        # A teacher judged the labels: weights are probabilities, and there are no alignments.
+        self.is_strong = str(self.config.get("method")).startswith("strong")
+        self.is_transfer = self.config.get("mode") == "transfer"  # weights are not about wrong labels
 
     def series(self, key: str) -> np.ndarray:
         """One metric of every epoch, NaN where it is missing; (E,)."""
@@ -74,26 +63,6 @@ class RunFiles:
         truth = self.ranking["true_label"]
         unknown = np.isnan(truth) if truth.dtype.kind == "f" else truth < 0 if truth.dtype.kind == "i" else truth == ""
         return None if unknown.any() else self.ranking["wrong"]
-
-    @cached_property
-    def suggested(self) -> np.ndarray | None:
-        """The suggested label of each suspect, see ``suggested_labels``."""
-        return None if self.ranking is None else suggested_labels(self.ranking)
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether a teacher judged the labels, so that weights are probabilities and there are no alignments."""
-        return str(self.config.get("method")).startswith("strong")
-
-    @property
-    def is_transfer(self) -> bool:
-        """Whether weights are about the target and not about wrong labels."""
-        return self.config.get("mode") == "transfer"
-
-    @property
-    def features(self) -> dict[str, str]:
-        """Feature columns ``x0``, ``x1``, ... -> names in the source."""
-        return feature_columns(self.ranking or {}, self.source)
 
 
 # Number formats
@@ -137,8 +106,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def sentences(run: RunFiles) -> list[str]:
     """What was asked, in full sentences: the accuracy beside other methods, and how many labels are wrong."""
-    found = [sentence for sentence in (verdict(run.comparison), *about_labels(run)) if sentence]
-    return [*found, training(run)] if run.end else [training(run), *found]
+    answers = [sentence for sentence in (verdict(run.comparison), *about_labels(run)) if sentence]
+    return [*answers, training(run)] if run.end else [training(run), *answers]
 
 
 def training(run: RunFiles) -> str:

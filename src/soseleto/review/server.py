@@ -24,8 +24,7 @@ from markupsafe import Markup
 
 from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.report.html import asset, digest, template
-from soseleto.review.audit import Audit, prepare
-from soseleto.review.queue import Decision, Decisions, Queue
+from soseleto.review.queue import Audit, Decision, Decisions, Queue, prepare
 from soseleto.run_folder.files import as_json, json_object
 from soseleto.run_folder.folder import AUDIT, RunFolder
 
@@ -89,8 +88,12 @@ class Review:
 
     def state(self) -> dict[str, Any]:
         with self._turn:
-            decisions = {key: _shown(decision) for key, decision in self.decisions.latest().items()}
-            return {**self.queue.to_json(), "decisions": decisions, "audit": self._audited()}
+            return {**self.queue.to_json(), **self._progress()}
+
+    def _progress(self) -> dict[str, Any]:
+        """The decisions that apply, by id, and the figures of an audit."""
+        decisions = {key: _shown(decision) for key, decision in self.decisions.latest().items()}
+        return {"decisions": decisions, "audit": self._audited()}
 
     def decide(self, request: dict[str, Any]) -> dict[str, Any]:
         row, label = request.get("row"), request.get("label")
@@ -105,16 +108,13 @@ class Review:
                 what = "undone" if now is None else f"{now.action}{f' as {now.label}' if now.label else ''}"
                 raise Refused(HTTPStatus.CONFLICT, f"Another page has decided this example meanwhile: {what}.")
             self.decisions.decide(decision)
-            return {"row": row, "audit": self._audited()}
+            return self._progress()
 
     def undo(self) -> dict[str, Any]:
-        """The id whose decision was reverted, and the earlier decision that applies again."""
+        """The id whose decision was reverted, and the decisions that apply now."""
         with self._turn:
             undone = self.decisions.undo()
-            if undone is None:
-                return {"id": None}
-            before = self.decisions.latest().get(undone.id)
-            return {"id": undone.id, "before": before and _shown(before), "audit": self._audited()}
+            return {"id": undone and undone.id, **self._progress()}
 
 
 def _shown(decision: Decision) -> dict[str, str | None]:

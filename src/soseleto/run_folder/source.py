@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soseleto.data import tables
+from soseleto.data.cells import left_out
 from soseleto.data.images import outside
-from soseleto.data.labels import names_of
-from soseleto.data.reading import Reading
+from soseleto.data.reading import Reading, names_of
 from soseleto.data.tables import roles_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
@@ -58,10 +58,12 @@ def remember(
     Columns that the model does not get as they are in the table are put before the ranking's features.
     """
     reading = reading or Reading()
-    path, table = Path(os.path.abspath(Path(source).expanduser())), data.preparation
-    features, beside = (data.columns, ()) if table is None else (table.shown, table.beside)
-    if features is not None and beside and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
-        features = _with_columns(run, path, reading, features, beside)
+    path, table, features = Path(os.path.abspath(Path(source).expanduser())), data.preparation, data.columns
+    if table is not None:
+        features = [name for name in table.used if name not in table.texts]
+        beside = [*table.texts, *left_out(table.seen)]
+        if beside and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
+            features = _with_columns(run, path, reading, features, beside)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
     note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(data.checked)}
     run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})

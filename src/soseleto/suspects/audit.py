@@ -114,9 +114,9 @@ def _guess(strata: Sequence[Checked]) -> float:
 
 def _recall(suspects: Sequence[Checked], others: Sequence[Checked]) -> Estimate:
     """The share of the wrong labels that are suspects."""
-    found, missed = total(suspects), total(others)
-    left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
-    hits = found.first + np.arange(len(left))
+    flagged, missed = total(suspects), total(others)
+    left = BOUND - flagged.against  # for the others, if the suspects have so many wrong labels
+    hits = flagged.first + np.arange(len(left))
     ends = []
     for step in (1, -1):
         lost = missed.furthest(left, step)
@@ -172,17 +172,9 @@ def evidence(stratum: Checked) -> Evidence:
     By Bayes it is the probability of the answers under the prior, over that given W. The coverage holds for every
     prior; a good guess makes the set narrower.
     """
-    from scipy.stats import betabinom
+    from scipy.stats import betabinom, hypergeom
 
     size, checked, wrong = stratum.size, len(stratum.answers), sum(stratum.answers)
     a, b = 1 + round(4 * stratum.expected), 1 + round(4 * (1 - stratum.expected))
     n = np.arange(stratum.wrong, size - stratum.right + 1)
-    given = _choose(n, wrong) + _choose(size - n, checked - wrong) - _choose(size, checked)
-    return Evidence(stratum.wrong, betabinom.logpmf(wrong, checked, a, b) - given)
-
-
-def _choose(n: Array | int, k: int) -> Array:
-    """log of the binomial coefficient."""
-    from scipy.special import gammaln
-
-    return np.asarray(gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(np.asarray(n) - k + 1))
+    return Evidence(stratum.wrong, betabinom.logpmf(wrong, checked, a, b) - hypergeom.logpmf(wrong, size, n, checked))

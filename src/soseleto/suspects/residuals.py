@@ -57,8 +57,8 @@ def cross_fit_values(
     learner = ridge() if learner is None else learner
     alike, trusted_alike = np.zeros(len(values), dtype=int), np.zeros(len(trusted_values), dtype=int)  # of one class
     folds, of_trusted = folds_of_both(alike, trusted_alike, groups, seed)
-    predicted, known = np.zeros(len(values)), np.zeros(len(trusted_values))
-    rivals = {"mixed": np.zeros(len(known)), "target_only": np.zeros(len(known))}
+    predicted = np.zeros(len(values))
+    of_held_out = {name: np.zeros(len(trusted_values)) for name in ("weighted", "mixed", "target_only")}
 
     def trained(rows: Array, others: Array, weights: Array) -> Any:
         x = np.concatenate([features[rows], trusted_features[others]])
@@ -71,12 +71,11 @@ def cross_fit_values(
         first = trained(nothing, others, np.zeros(0))
         size = np.median(np.abs(first.predict(trusted_features[held_out]) - trusted_values[held_out]))
         weights = _weights(first.predict(features[rows]) - values[rows], size)
-        model = trained(rows, others, weights)
-        predicted[folds == fold] = model.predict(features[folds == fold])
-        known[held_out] = model.predict(trusted_features[held_out])
-        rivals["target_only"][held_out] = first.predict(trusted_features[held_out])
-        mixed = trained(rows, others, np.ones(len(rows)))
-        rivals["mixed"][held_out] = mixed.predict(trusted_features[held_out])
+        weighted, mixed = trained(rows, others, weights), trained(rows, others, np.ones(len(rows)))
+        predicted[folds == fold] = weighted.predict(features[folds == fold])
+        for name, model in (("weighted", weighted), ("mixed", mixed), ("target_only", first)):
+            of_held_out[name][held_out] = model.predict(trusted_features[held_out])
+    known = of_held_out.pop("weighted")
     residual, of_right = np.abs(predicted - values), np.abs(known - trusted_values)
     weights = _weights(residual, np.median(of_right))
     return Residuals(
@@ -88,7 +87,7 @@ def cross_fit_values(
         weights=weights,
         predicted=predicted,
         trusted_predicted=known,
-        rivals=rivals,
+        rivals=of_held_out,
         model=trained(np.arange(len(values)), np.arange(len(trusted_values)), weights),
     )
 

@@ -137,12 +137,12 @@ class Evidence:
         Where they are not, as with labels by coin flip, the best of many thresholds looks good by luck. The joined
         answer cannot tell, since its exponents were chosen on the same labels.
         """
-        found, labels = self.judgement, self.judgement.trusted_labels
-        if not isinstance(found, Beliefs):
+        judgement, labels = self.judgement, self.judgement.trusted_labels
+        if not isinstance(judgement, Beliefs):
             return True
-        said = np.stack(list(found.rivals.values())).mean(axis=0)
+        said = np.stack(list(judgement.rivals.values())).mean(axis=0)
         gain = said[np.arange(len(labels)), labels] - said.mean(axis=0)[labels]
-        return bool(gain.mean() > CHANCE * gain.std() / np.sqrt(found.trusted_count or len(labels)))
+        return bool(gain.mean() > CHANCE * gain.std() / np.sqrt(judgement.trusted_count or len(labels)))
 
     @cached_property
     def _probability(self) -> Array:
@@ -159,8 +159,8 @@ class Evidence:
 
     def expected_hits(self, precision: float) -> float:
         """How many wrong labels the suspects of this precision are expected to have."""
-        found = self.for_precision(precision)
-        return len(found) * found.precision.value
+        suspects = self.for_precision(precision)
+        return len(suspects) * suspects.precision.value
 
     def for_precision(self, precision: float) -> Suspects:
         if not 0.0 < precision < 1.0:

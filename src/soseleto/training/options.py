@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from soseleto.data import Augment
+from soseleto.data.augment import AnyViews
 from soseleto.data.feeding import Standardize
-from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer
 from soseleto.suspects.probes import Share

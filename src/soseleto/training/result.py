@@ -17,7 +17,7 @@ from soseleto.data.examples import truth_known
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.prediction.predictor import Predictor
+from soseleto.prediction import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
 from soseleto.run_folder.ranking import MOST_TABLE_COLUMNS, Table
 from soseleto.weights import Weights

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import Augment, ExampleSet, TablePreparation, TokenViews, structure
+from soseleto.data.augment import AnyViews, UnlabelledViews
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare, make_prepare
-from soseleto.data.views import AnyViews, UnlabelledViews
 from soseleto.defaults import Settings, kind_of_inputs, name_of
 from soseleto.engines.model_state import is_shard, reshard
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
@@ -19,7 +19,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode, feat
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, split_heads
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single
-from soseleto.prediction.predictor import TaskKind
+from soseleto.prediction import TaskKind
 from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy

@@ -30,9 +30,10 @@
     at("counts").textContent = `${whole.format(decisions.length)} of ${whole.format(state.items.length)}`;
   };
 
-  const showAudit = (audit) => {
-    if (!audit) return;
+  const update = ({ decisions, audit }) => {
+    state.decisions = Object.setPrototypeOf(decisions, null); // an id may be "constructor"
     state.audit = audit;
+    if (!audit) return;
     at("sentence").textContent = audit.sentence;
     at("figures").replaceChildren(...audit.figures.map((figure) => {
       const element = document.createElement("div");
@@ -126,8 +127,7 @@
   };
 
   const reload = async () => {
-    const { decisions } = await (await fetch("/state")).json();
-    state.decisions = Object.setPrototypeOf(decisions, null); // an id may be "constructor"
+    update(await (await fetch("/state")).json());
     show();
   };
 
@@ -152,26 +152,18 @@
     if (!item || (action === "relabel" && !label)) return;
     if (action === "relabel" && label === item.label) action = "keep";
     const request = { row: item.row, action, before: decided(item) ?? null };
-    const { audit } = await post("/decide", action === "relabel" ? { ...request, label } : request);
-    showAudit(audit);
-    state.decisions[item.id] = { action, label: action === "relabel" ? label : null };
+    update(await post("/decide", action === "relabel" ? { ...request, label } : request));
     at("announcement").textContent = `${item.id}: ${statusOf(item)}.`;
     place = undecidedAfter(place + 1);
     show();
   });
 
   const undo = () => exclusively(async () => {
-    const { id, before, audit } = await post("/undo", {});
-    if (id === null) {
-      at("announcement").textContent = "Nothing to undo.";
-      return;
-    }
-    showAudit(audit);
-    if (before) state.decisions[id] = before;
-    else delete state.decisions[id];
-    const index = state.items.findIndex((item) => item.id === id);
+    const answer = await post("/undo", {});
+    update(answer);
+    const index = state.items.findIndex((item) => item.id === answer.id);
     if (index >= 0) place = index;
-    at("announcement").textContent = `${id}: decision undone.`;
+    at("announcement").textContent = answer.id === null ? "Nothing to undo." : `${answer.id}: decision undone.`;
     show();
   });
 
@@ -221,13 +213,12 @@
   at("undo-last").addEventListener("click", undo);
   at("again").addEventListener("click", () => { place = 0; show(); });
 
-  fetch("/state").then((answer) => answer.json()).then((found) => {
-    state = found;
-    Object.setPrototypeOf(state.decisions, null); // an id may be "constructor"
+  fetch("/state").then((answer) => answer.json()).then((loaded) => {
+    state = loaded;
+    update(loaded);
     at("label").append(...state.classes.map((name) => new Option(name, name)));
     if (state.items.every((item) => item.wrong === null)) document.querySelectorAll(".facts div")[0].hidden = true;
     if (state.basis) document.querySelectorAll(".facts dt")[0].textContent = `P(mislabelled), ${state.basis}`;
-    showAudit(state.audit);
     place = undecidedAfter(0);
     show();
   }).catch(() => {

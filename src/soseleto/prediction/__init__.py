@@ -1,1 +1,0 @@
-"""Trained models: prediction, calibration, loading and export."""
