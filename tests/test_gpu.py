@@ -20,7 +20,6 @@ from ranks import free_port
 from small_tasks import noisy_task
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples
-from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
@@ -200,7 +199,6 @@ def two_views(n: int, seed: int) -> Batch:
 STRONG = {
     "cutmix": Strong(by_class=True),
     "pair": StrongPair(),
-    "unlabelled": Strong(unlabelled=UnlabelledViews(torch.rand(64, 3, 32, 32), lambda x, _: (x, x + 0.1), lambda x: x)),
     "fixmatch": FixMatch(threshold=0.12),
     "divide_mix": DivideMix(),  # its warm-up has four steps
     "promix": ProMix(agree_after=0.2, confidence=0.12),

@@ -24,7 +24,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.strong import LATER, Strong, StrongState
-from soseleto.methods.teacher import clean_share, view_scores
+from soseleto.methods.teacher import clean_share, view_scores, views_of
 from soseleto.task.task import Task, load_tree
 
 
@@ -41,12 +41,12 @@ class StrongPair(Strong):
 
     def step(self, state: StrongPairState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:  # type: ignore[override]
         task = state.task
-        weak, views = self.views(state, source)
+        weak, views = views_of(source, self.name)
         with torch.no_grad():
             judged = [view_scores(task, teacher, weak) for teacher in state.teacher.model.both]  # type: ignore[union-attr]
             beliefs = (state.beliefs, state.others)  # of the teachers
             found = [self.believed(state, *one, source, target) for one in zip(judged, beliefs, strict=True)]
-        state.judged = ((judged[0] + judged[1]) / 2)[: len(source)]
+        state.judged = (judged[0] + judged[1]) / 2
         (by_first, w), (by_second, v) = found
         pairs = zip(task.model.both, (by_second, by_first), strict=True)
         losses = [self.losses(state, network, given, views, source, target) for network, given in pairs]

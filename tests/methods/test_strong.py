@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +14,13 @@ from torch import Tensor, nn
 
 import two_views
 from experiments.methods.strong_pair import StrongPair
-from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import ExampleRandom
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
 from soseleto.schedules import linear
 from soseleto.training.fit import fit
-from soseleto.training.options import Checkpoints
-from tiny_pictures import Stop, pictures, small_net, stopping, trained
+from tiny_pictures import trained
 from two_views import EYE, STEPS, WIDTH, B, C, T, batch, close, descend, follow, net
 
 task = partial(two_views.task, make_schedule=linear)
@@ -243,8 +239,6 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
     [
         ({"labels": "trusted"}, "labels must be one of"),
         ({"judging": 0.0}, "judging must be above 0"),
-        ({"unlabelled": [1, 2]}, r"unlabelled must be a tensor of inputs, got list: say torch.as_tensor\(inputs\)"),
-        ({"unlabelled_batch": 0}, "unlabelled_batch must be a whole number of at least 1, got 0"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),
     ],
 )
@@ -256,61 +250,3 @@ def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> Non
 def test_a_model_with_too_many_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="the model has 4 outputs, but the source has 3 classes"):
         trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), method=Strong())
-
-
-# Inputs without labels
-
-
-def test_inputs_without_labels_learn_the_teachers_answers() -> None:
-    u, taken, key = 4, torch.tensor(2), 5
-    more = torch.randn(7, WIDTH, dtype=torch.float64)
-    stream = UnlabelledViews(more, lambda x, draws: (x, x + 0.1 * draws.uniform(1)[0][:, None]), lambda x: 2 * x)
-    given = stream.shuffled(torch.device("cpu"))
-    assert sorted(given.inputs[:, 0].tolist()) == sorted(more[:, 0].tolist())
-    weak, strong = given.take(taken, u, key)
-    assert torch.equal(weak, 2 * given.inputs[[1, 2, 3, 4]])  # 2·4 to 2·4 + 3, modulo 7
-    assert not torch.equal(strong, given.take(taken, u, key + 1)[1])
-    assert torch.equal(strong, given.take(taken, u, key)[1])
-
-    method, model, slow = Strong(mixup=0.0, ramp=0.0, unlabelled=stream, unlabelled_batch=u), net(), net()
-    state = method.init(task(model))
-    state.key = key
-    source, target = batch(B, 0), batch(T, 1)
-    method.step(state, source, target)
-
-    weak, strong = given.take(torch.tensor(0), u, key)
-    judge = Judge(C, method.judging, method.balance, method.by_class)
-    beliefs = judge.init(torch.device("cpu"))
-    with torch.no_grad():
-        q = judge.answer(net().eval()(torch.cat([source.inputs[0], weak])), target.labels, beliefs)
-        r = judge.posterior(q[:B], source.labels, beliefs)
-    classes = torch.cat([r, q[B:], EYE[target.labels]])
-    p = slow(torch.cat([source.inputs[1], strong, target.inputs[1]])).softmax(1)
-    (-(classes * p.log()).sum() / (B + u + T)).backward()
-    for new, old in zip(model.parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(new, old - 0.1 * old.grad)
-    torch.testing.assert_close(state.weights.values, r.gather(1, source.labels[:, None]).squeeze(1).float())
-    assert len(state.judged) == B
-
-
-def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
-    images = pictures(50, 7)[0]
-    for method in (Strong(unlabelled=images, unlabelled_batch=16), StrongPair(unlabelled=images, unlabelled_batch=16)):
-        out = tmp_path / method.name
-        expected = trained(small_net(), method, 3, optimizer=stopping(0))
-        kept: dict[str, Any] = {"epochs": 3, "out": out, "checkpoints": Checkpoints(steps=3, seconds=None)}
-        with pytest.raises(Stop):
-            trained(small_net(), method, optimizer=stopping(8), **kept)
-        others = replace(method, unlabelled=pictures(50, 8)[0])
-        with pytest.raises(UsageError, match="cannot be resumed, since the unlabelled data changed: give"):
-            trained(small_net(), others, optimizer=stopping(0), **kept)
-        found = trained(small_net(), method, optimizer=stopping(0), **kept)
-        assert torch.equal(found.weights, expected.weights)
-        assert len(found.weights) == 120
-    without = trained(small_net(), Strong(), 3, optimizer=stopping(0))
-    assert not torch.equal(without.weights, expected.weights)
-
-
-def test_inputs_without_labels_are_like_the_sources() -> None:
-    with pytest.raises(UsageError, match="must be like the source's"):
-        trained(small_net(), method=Strong(unlabelled=torch.zeros(5, 1, 9, 9)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -342,31 +342,6 @@ class TokenViews(AnyViews):
 def _check(views: Any, valid: bool, wanted: str) -> None:
     if not valid or views.count < 1:
         raise UsageError(f"{wanted}, and count at least 1, got {views}.")
-
-
-@dataclass(frozen=True, eq=False)
-class UnlabelledViews:
-    """Views of inputs (N, ...), in their order, over and over.
-
-    views: of a batch, as the labelled examples have; prepare: such as a Preprocess, applied to every view
-    """
-
-    inputs: Tensor
-    views: Callable[[Tensor, ExampleRandom], tuple[Tensor, ...]]
-    prepare: Callable[[Inputs], Inputs]
-
-    def shuffled(self, device: torch.device) -> UnlabelledViews:
-        """On the device, in a random order that is always the same."""
-        order = ExampleRandom.of(0, torch.arange(len(self.inputs))).uniform(1)[0].argsort(stable=True)
-        return replace(self, inputs=self.inputs.cpu()[order].to(device))
-
-    def take(self, step: Tensor, size: int, key: int) -> tuple[Any, ...]:
-        """The views of ``size`` inputs; which ones, and their random numbers, follow from step and key alone."""
-        device = self.inputs.device
-        places = (step * size + torch.arange(size, device=device)) % len(self.inputs)
-        # One counter more than the random numbers of mixing have, which share the key.
-        random = ExampleRandom.of(key, places, step.expand(size), torch.ones_like(places))
-        return tuple(map(self.prepare, self.views(self.inputs[places], random)))
 
 
 def has_mask(inputs: Inputs) -> bool:

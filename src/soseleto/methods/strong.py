@@ -3,7 +3,6 @@
     q = teacher(weak view)                                  a running mean of the network judges: see ``Teacher``
     r = P(class | q, label),  w = r_y                       labels are doubted: see ``Judge``
     s = (1 − g)·label + g·r                                 what source images are trained on; g rises from 0 to 1
-    s = g·q                                                 what images without labels are trained on, if there are any
     x, y = mixed(strong views of both, s and trusted labels)                                        see ``mixed``
     θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
 
@@ -15,14 +14,13 @@ last visit, its score a mean over all visits in which later ones count more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.augment import UnlabelledViews
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.data.structure import Inputs
 from soseleto.engines import trainable
@@ -67,7 +65,6 @@ class Strong:
     mixup: a of Beta(a, a); 0 mixes nothing; half of images are mixed by cutmix instead
     target_share: a, the share of the loss that the target's rows have, which mixup mixes with rows of both sides;
         ``None`` gives every example of both batches the same weight
-    unlabelled: further inputs like the source's, without labels; unlabelled_batch: how many of them a step takes
     """
 
     teacher: float = 0.999
@@ -79,8 +76,6 @@ class Strong:
     ramp: float = 0.05
     mixup: float = 0.5
     target_share: float | None = None
-    unlabelled: Tensor | UnlabelledViews | None = field(default=None, compare=False, repr=False)
-    unlabelled_batch: int = 128
 
     name = "strong"
     takes_views = True
@@ -95,12 +90,6 @@ class Strong:
             raise UsageError(f"judging must be above 0, got {self.judging!r}: 0.5 sharpens, 1 does not.")
         if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup!r}.")
-        more: Any = self.unlabelled
-        if not isinstance(more, Tensor | UnlabelledViews | None):
-            kind = type(more).__name__
-            raise UsageError(f"unlabelled must be a tensor of inputs, got {kind}: say torch.as_tensor(inputs).")
-        if not isinstance(self.unlabelled_batch, int) or self.unlabelled_batch < 1:
-            raise UsageError(f"unlabelled_batch must be a whole number of at least 1, got {self.unlabelled_batch!r}.")
 
     def init(self, task: Task) -> StrongState:
         return StrongState.start(task, **self.parts(task))
@@ -110,8 +99,6 @@ class Strong:
         classes = require_classes(task, self.name)
         if classes < 2:
             raise UsageError(f"{self.name} needs two classes or more, and the source has one class: train it plainly.")
-        if isinstance(self.unlabelled, Tensor):
-            raise UsageError("inputs without labels need views: call soseleto.fit, which makes them.")
         judge = Judge(classes, self.judging, self.balance, self.by_class, task.target_shares)
         return {
             "weights": Weights(task.n_source, device=task.device),
@@ -120,15 +107,14 @@ class Strong:
             "beliefs": judge.init(task.device),
             "taken": no_steps(task.device),
             "key": int(torch.randint(1 << 62, ())),
-            "unlabelled": None if self.unlabelled is None else self.unlabelled.shuffled(task.device),
         }
 
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        weak, views = self.views(state, source)
+        weak, views = views_of(source, self.name)
         with torch.no_grad():
             judged = view_scores(state.task, state.teacher.model, weak)
             given, w = self.believed(state, judged, state.beliefs, source, target)
-        state.judged = judged[: len(source)]
+        state.judged = judged
         of_source, of_target = self.losses(state, state.task.model, given, views, source, target)
         a = self.share(state, source, target)
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
@@ -138,26 +124,14 @@ class Strong:
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
 
-    def views(self, state: StrongState, source: Batch) -> tuple[Inputs, list[Inputs]]:
-        """The weak view and the strong ones of the source, followed by those of inputs without labels."""
-        weak, strong = views_of(source, self.name)
-        if state.unlabelled is None:
-            return weak, strong
-        more = state.unlabelled.take(state.taken, self.unlabelled_batch, state.key)
-        both = [structure.concatenate(pair) for pair in zip([weak, *strong], more, strict=True)]
-        return both[0], both[1:]
-
     def share(self, state: StrongState, source: Batch, target: Batch) -> float:
         """a: as given, or such that every example has the same weight."""
-        if self.target_share is not None:
-            return self.target_share
-        others = source.total + (0 if state.unlabelled is None else self.unlabelled_batch)
-        return target.total / (others + target.total)
+        return target.total / (source.total + target.total) if self.target_share is None else self.target_share
 
     def losses(
         self, state: StrongState, network: nn.Module, given: Tensor, views: list[Inputs], source: Batch, target: Batch
     ) -> tuple[Tensor, Tensor]:
-        """H(y, p(x)) of source (B + U,) and target (T,), mean over the strong views; given: s (B + U, C)."""
+        """H(y, p(x)) of source (B,) and target (T,), mean over the strong views; given: s (B, C)."""
         task = state.task
         _, trusted_views = views_of(target, self.name)
         trusted = one_hot(target.labels, given.shape[1])
@@ -173,21 +147,18 @@ class Strong:
             parts = [inputs]
         losses = -(classes * joint_scores(task, network, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
-        task.guard("source", _blamed(of_source.detach()[: len(source)], state.judged), source.index)
+        task.guard("source", _blamed(of_source.detach(), state.judged), source.index)
         task.guard("target", of_target.detach(), target.index)
         return of_source, of_target
 
     def believed(
         self, state: StrongState, judged: Tensor, beliefs: dict[str, Tensor], source: Batch, target: Batch
     ) -> tuple[Tensor, Tensor]:
-        """s (B + U, C) and w (B,), by a teacher's scores; the beliefs learn from them."""
+        """s (B, C) and w (B,), by a teacher's scores; the beliefs learn from them."""
         q = state.judge.answer(judged, target.labels, beliefs)
-        n = len(source)
-        r = state.judge.posterior(q[:n], source.labels, beliefs)
+        r = state.judge.posterior(q, source.labels, beliefs)
         w = r.gather(1, source.labels[:, None]).squeeze(1)
         labels = one_hot(source.labels, r.shape[1])
-        if len(q) > n:  # without labels
-            r, labels = torch.cat([r, q[n:]]), torch.cat([labels, torch.zeros_like(q[n:])])
         if self.labels == "believed":
             return labels, w
         ramp = max(1.0, self.ramp * state.task.steps)
@@ -197,7 +168,7 @@ class Strong:
         return labels + g * (self.doubted(r, q, labels) - labels), w
 
     def doubted(self, r: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-        """What source examples are trained on in place of their labels, by r, q and one-hot labels (B + U, C)."""
+        """What source examples are trained on in place of their labels, by r, q and one-hot labels (B, C)."""
         return sharpened(r, 1.0) if self.answers else r * labels
 
 
@@ -218,7 +189,6 @@ class StrongState(TaughtState):
     judge: Judge
     beliefs: dict[str, Tensor]
     key: int  # of the random numbers of mixing
-    unlabelled: UnlabelledViews | None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "beliefs": self.beliefs, "key": self.key}

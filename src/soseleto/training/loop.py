@@ -41,7 +41,7 @@ from soseleto.training.data import BatchSizes, Data, class_count, is_out_of_memo
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
-from soseleto.training.setup import Network, Options, with_views
+from soseleto.training.setup import Network, Options
 from soseleto.weights import Weights
 
 
@@ -78,9 +78,9 @@ class Loop:
 
     @cached_property
     def method(self) -> Method:
-        """With the views of inputs without labels, and recording what probes need."""
-        method = with_views(self.settings.method, self.settings.augment[0], self.data.source, self.network.prepare)
-        return method if self.data.probes is None else Recording(method, Signals(len(self.data.source)))
+        """Recording what probes need."""
+        method, probes = self.settings.method, self.data.probes
+        return method if probes is None else Recording(method, Signals(len(self.data.source)))
 
     @cached_property
     def task(self) -> Task:

@@ -35,7 +35,6 @@ _CHANGED = {  # instead of two long values
     "model_fingerprint": "the model",
     "module_fingerprint": "the model",
     "data": "the data",
-    "settings.unlabelled": "the unlabelled data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
 # Without effect on the result, or in another entry too, as a method's choice and the type of inputs:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Augment, ExampleSet, TablePreparation, TokenViews, structure
-from soseleto.data.augment import AnyViews, UnlabelledViews
+from soseleto.data import ExampleSet, TablePreparation, TokenViews, structure
+from soseleto.data.augment import AnyViews
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare, make_prepare
 from soseleto.defaults import Settings, kind_of_inputs, name_of
@@ -23,7 +23,6 @@ from soseleto.prediction import TaskKind
 from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
-from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices, classes_of, is_out_of_memory
 from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
 
@@ -258,23 +257,6 @@ def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
                 )
         elif not isinstance(examples.take(torch.tensor([0]))[0], Tensor):
             raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
-
-
-def with_views(method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare) -> Method:
-    """With the views of its inputs without labels, where the method has any."""
-    unlabelled = getattr(method, "unlabelled", None)
-    if not isinstance(unlabelled, Tensor) or not isinstance(views, AnyViews):
-        return method
-    example = source.take(torch.tensor([0]))[0]
-    wanted = (example.dtype, example.shape[1:]) if isinstance(example, Tensor) else None
-    if (unlabelled.dtype, unlabelled.shape[1:]) != wanted:
-        raise UsageError(
-            f"inputs without labels must be like the source's, {_form(source)}, got {unlabelled.dtype} of shape "
-            f"{tuple(unlabelled.shape[1:])}: give such ones, or leave unlabelled out."
-        )
-    if not len(unlabelled):
-        raise UsageError("unlabelled has no inputs: give some, or leave it out.")
-    return replace(method, unlabelled=UnlabelledViews(unlabelled, views, prepare))  # type: ignore[type-var]
 
 
 def _form(examples: ExampleSet) -> str:
