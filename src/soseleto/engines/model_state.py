@@ -222,8 +222,8 @@ def settings(model: nn.Module) -> Hashable:
     """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
     found: list[Hashable] = []
     for module in modules_of(model):
-        found += type(module), module.training, len(module._backward_hooks)
-        found.append(len(module._forward_hooks) + len(module._forward_pre_hooks))
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
+        found.append((type(module), module.training, hooks))
         own = module._parameters.items()
         found += [(name, len(p._backward_hooks or ())) for name, p in own if p is not None and p.requires_grad]
     return tuple(found)
