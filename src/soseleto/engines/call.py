@@ -155,8 +155,7 @@ class SmallGradients:
         """S, built at the first use."""
         if self._matrix is None:
             columns = self._columns.values()
-            sizes = [(len(each), each.shape[1:].numel()) for each in columns]
-            self._matrix = torch.cat([each.view(size) for each, size in zip(columns, sizes, strict=True)], 1)
+            self._matrix = torch.cat([each.view(len(each), each.shape[1:].numel()) for each in columns], 1)
         return self._matrix
 
 
@@ -190,7 +189,7 @@ class Call:
     def set(self, gradient: Tensor, argument: str | None) -> bool:
         """Set δ, or the per-example gradients of one argument as the backward has them; whether all are set."""
         if argument is None:
-            self.delta = gradient
+            self.delta = gradient if gradient.shape == self.shape else gradient.reshape(self.shape)
             return True
         each = gradient.view(self.rows, *self.arguments[argument].shape).to(reductions_dtype(gradient.dtype))
         self.small = {**(self.small or {}), self.names[argument]: self._fold(each, slice(None))}

@@ -118,9 +118,8 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
         prefix, module = waiting.pop()
         if module not in found:
             found[module] = prefix
-            if module._modules:
-                children = reversed(module._modules.items())
-                waiting += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+            children = reversed(module._modules.items())
+            waiting += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
     return found
 
 

@@ -93,8 +93,6 @@ class Sweep:
             keys += small.keys
         if self.direction is not None:
             return derived.push(self.direction, keys)
-        if not keys:
-            return {}
         found: dict[str, Tensor] = {}
         for call in calls:
             add_gradients(found, call.gradient(None, self._target))

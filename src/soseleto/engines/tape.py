@@ -74,8 +74,7 @@ class Tape(Recorded):
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
         found = self.derived.sort(func, args, kwargs)
-        leaves = [value for value in found.data if value.is_leaf and value.requires_grad]
-        self._ends += [(get_gradient_edge(leaf), None, None) for leaf in leaves]
+        self._ends += [(get_gradient_edge(v), None, None) for v in found.data if v.is_leaf and v.requires_grad]
         if found.trainable and found.data and torch.is_grad_enabled():
             out = self._meet(func, args, kwargs, found)
         else:
@@ -126,15 +125,17 @@ class Tape(Recorded):
         return None
 
     def _tap(self, out: Tensor, call: Call, data: list[Tensor]) -> Tensor:
-        if out._is_view():  # an in-place operation on a view would take its node, with our hook, out of the graph
-            out = out.clone()
+        # An in-place operation on a view takes its node out of the graph, but not that of its base.
+        base = out if out._base is None else out._base
+        if base is not out and not (out.is_contiguous() and base.is_contiguous() and base.numel() == out.numel()):
+            base = out = out.clone()
         call.shape = out.shape
         self.calls.append(call)
         self.functions.extend(call.names.values())
-        if any(value.requires_grad for value in data) and out.grad_fn is not None:
-            out.grad_fn.register_prehook(partial(self._listener.see, call, out.output_nr))
+        if any(value.requires_grad for value in data) and base.grad_fn is not None:
+            base.grad_fn.register_prehook(partial(self._listener.see, call, base.output_nr))
         else:
-            self._ends.append((get_gradient_edge(out), call, None))
+            self._ends.append((get_gradient_edge(base), call, None))
         return out
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found, out: Any) -> Any:
@@ -161,7 +162,7 @@ class Tape(Recorded):
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found, out: Tensor
     ) -> Tensor:
         """A function without a rule, or one that takes a parameter where none was expected."""
-        rows = out.shape[0] if out.ndim else 0
+        out, rows = out.clone() if out._is_view() else out, out.shape[0] if out.ndim else 0
         numbers, dtype = torch.arange(rows, device=out.device), out.dtype
         for value in {id(value): value for value in found.trainable}.values():
             rule, name = rule_for(func, args, kwargs, value, out.ndim), self.derived.key(value)
