@@ -154,8 +154,8 @@ class SmallGradients:
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            columns = self._columns.values()
-            self._matrix = torch.cat([each.view(len(each), each.shape[1:].numel()) for each in columns], 1)
+            rows = [each.view(len(each), each.shape[1:].numel()) for each in self._columns.values()]
+            self._matrix = torch.cat(rows, 1)
         return self._matrix
 
 

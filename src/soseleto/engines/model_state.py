@@ -77,9 +77,9 @@ class Restore:
             return
         modules = modules_of(model)
         self._buffers = [(m, name, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
-        attributes = [vars(module) for module in modules]
         self._attributes = [
-            (own, {name: (v, _copy(v)) for name, v in own.items() if name not in _OF_MODULES}) for own in attributes
+            (own, {name: (v, _copy(v)) for name, v in own.items() if name not in _OF_MODULES})
+            for own in map(vars, modules)
         ]
         self._written: dict[nn.Parameter, Tensor] = {}
         self._random, self._python = random_states(model), random.getstate()

@@ -39,14 +39,11 @@ class Listener:
 
     def see(self, call: Call, place: int, gradients: tuple[Tensor | None, ...]) -> None:
         """The hook of the node that has made a call's output; hooks of the user's on the output come before it."""
-        if self.finish is not None:
-            self.reach(call, gradients[place])
+        self.reach(call, gradients[place])
 
     def reach(self, call: Call, delta: Tensor | None, argument: str | None = None) -> None:
         """Record δ, or the gradient of the copies of one argument."""
-        assert self.finish is not None
-        assert call.group is not None
-        if delta is None or not call.set(delta, argument):
+        if self.finish is None or call.group is None or delta is None or not call.set(delta, argument):
             return
         call.group.waiting -= 1
         if call.group.waiting == 0:
@@ -69,12 +66,13 @@ class Tape(Recorded):
         self._listener = Listener()
         # Where our backward ends, so that it reaches every call and computes no gradient of a parameter.
         self._ends: list[tuple[GradientEdge, Call | None, str | None]] = []
+        self._first = torch._C._autograd._get_sequence_nr()  # of the nodes that are made from now on
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
         found = self.derived.sort(func, args, kwargs)
-        self._ends += [(get_gradient_edge(v), None, None) for v in found.data if v.is_leaf and v.requires_grad]
+        self._ends += [(get_gradient_edge(v), None, None) for v in found.data if v.requires_grad and self._is_older(v)]
         if found.trainable and found.data and torch.is_grad_enabled():
             out = self._meet(func, args, kwargs, found)
         else:
@@ -87,6 +85,10 @@ class Tape(Recorded):
                     raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
                 self.derived.add(func, found, args, out)
         return out
+
+    def _is_older(self, value: Tensor) -> bool:
+        # a tensor with a gradient that was made before the pass, such as inputs that require one
+        return value.grad_fn is None or value.grad_fn._sequence_nr() < self._first
 
     def _read_gathered(self, values: Iterable[Any]) -> None:
         """Learn the whole parameters that a sharded module has gathered since."""
