@@ -1,6 +1,7 @@
 """Whole training steps of real architectures: ours against an ordinary step of the same model and optimizer.
 
     python benchmarks/models.py [--device cpu|cuda] [--small] [--only LINE ...] [--engine NAME] [--eager] [--out FILE]
+    python benchmarks/models.py --host NAME [--out FILE]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples; ours adds a target batch of T, B exact
 alignments and the update of the weights. ``times`` is the ratio of the two, timed in turns in one run, on a GPU as CUDA
@@ -8,21 +9,30 @@ graphs where both can be captured. ``memory`` is the peak of our step over that 
 both above what was allocated before. Steps that hold a proof of the engine are not timed. ``--small`` is a BERT of two
 layers, for a CPU. A line that fails, because memory runs out or an engine declines, is reported, and the others follow.
 All but the ResNets and Quick need transformers.
+
+``--host`` measures what an eager step costs the host, which is what bounds it on a fast GPU: on a CPU, with models of
+six layers whose tensors are so small that Python and the dispatch of operators take nearly all of the time. It is the
+least CPU time of one thread over steps in turns, and the number of operators dispatched. NAME names the code that is
+measured, the one that PYTHONPATH leads to; rows of other names stay in the file.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from common import arguments, as_graph, images, interleaved, settle, show, write
@@ -208,6 +218,19 @@ def lines(*, small: bool) -> list[Line]:
     ]
 
 
+def host_lines() -> list[Line]:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 48}
+    gpt2 = {"n_embd": 24, "n_layer": 6, "n_head": 2, "vocab_size": 64, "n_positions": 16, "use_cache": False}
+    of_gpt2 = of_transformers("GPT2LMHeadModel", **gpt2, bos_token_id=0, eos_token_id=0)
+    bert = of_transformers("BertForSequenceClassification", vocab_size=64, **sizes)
+    vit = of_transformers("ViTForImageClassification", image_size=8, patch_size=4, **sizes)
+    return [
+        Line("BERT", bert, 8, 2, words(64, 8), precision=None),
+        Line("ViT", vit, 8, 2, lambda n: torch.randn(n, 3, 8, 8), precision=None),
+        Line("GPT-2", of_gpt2, 8, 2, words(64, 8), next_token, precision=None),
+    ]
+
+
 def task_for(line: Line, model: nn.Module, device: torch.device) -> Task:
     return Task(
         model=model,
@@ -269,6 +292,69 @@ def measure(line: Line, engine: str, device: torch.device, *, checkpointed: bool
     }
 
 
+class Dispatched(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def host_row(line: Line, rounds: int = 100) -> dict[str, Any]:
+    """CPU time and operators of an ordinary step with fused AdamW, and of ours in steps without a proof or check."""
+    device, adamw = torch.device("cpu"), partial(torch.optim.AdamW, lr=1e-5, fused=True)
+    source, target, method = line.batch(line.source, device), line.batch(line.target, device), Soseleto()
+    state = method.init(replace(task_for(line, line.model(device), device), make_optimizer=adamw))
+    plain = line.model(device)
+    optimizer, losses = adamw(plain.parameters()), Loss(line.loss, line.precision)
+
+    def ordinary() -> None:
+        optimizer.zero_grad()
+        losses.source(plain, source).mean().backward()
+        optimizer.step()
+
+    def ours() -> None:
+        method.step(state, source, target)
+
+    settle(ours, state.engine)
+    seconds: dict[str, list[float]] = {"ordinary": [], "ours": []}
+    counts: dict[str, int] = {}
+    for _ in range(rounds):
+        while state.engine.schedule is not None and state.engine.schedule.is_due:
+            ours()
+        for name, run in (("ordinary", ordinary), ("ours", ours)):
+            begin = time.thread_time()
+            run()
+            seconds[name].append(time.thread_time() - begin)
+    for name, run in (("ordinary", ordinary), ("ours", ours)):
+        with Dispatched() as dispatched:
+            run()
+        counts[name] = dispatched.count
+    return {
+        "model": line.name,
+        "B": line.source,
+        "T": line.target,
+        "engine": state.engine.name,
+        "ordinary ms": min(seconds["ordinary"]) * 1e3,
+        "ours ms": min(seconds["ours"]) * 1e3,
+        "times": min(seconds["ours"]) / min(seconds["ordinary"]),
+        "ordinary operators": counts["ordinary"],
+        "our operators": counts["ours"],
+        "times operators": counts["ours"] / counts["ordinary"],
+    }
+
+
+def host_rows(name: str, out: Path | None) -> list[dict[str, Any]]:
+    """Those of the code that is measured, after those that the file has of other code."""
+    torch.set_num_threads(1)
+    known = json.loads(out.read_text("utf-8"))["rows"] if out is not None and out.exists() else []
+    return [row for row in known if row["code"] != name] + [{"code": name, **host_row(line)} for line in host_lines()]
+
+
 def timed(
     runs: dict[str, Callable[[], object]], device: torch.device, *, graph: bool = True, rounds: int = 5
 ) -> tuple[dict[str, float], bool]:
@@ -324,12 +410,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[], help="these lines only, by their names in the table")
     parser.add_argument("--engine", default="auto", help="the engine of our step")
     parser.add_argument("--eager", action="store_true", help="one kernel at a time, without CUDA graphs")
+    parser.add_argument("--host", metavar="NAME", help="CPU time and operators of eager steps, under this name")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     known = lines(small=options.small)
     if unknown := set(options.only) - {line.name for line in known}:
         parser.error(f"no line {min(unknown)!r}: choose from {', '.join(line.name for line in known)}")
-    rows: list[dict[str, Any]] = []
+    if options.host is not None:
+        rows = host_rows(options.host, options.out)
+        write(options.out, "host", torch.device("cpu"), rows)
+        show("Host time of an eager step", rows)
+        return
+    rows = []
     for line in known:
         if not options.only or line.name in options.only:
             rows.append(guarded(replace(line, graph=False) if options.eager else line, options.engine, device))

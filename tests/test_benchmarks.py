@@ -100,6 +100,15 @@ def test_language_peers_give_equal_answers() -> None:
 
 
 @pytest.mark.long
+def test_host_time() -> None:
+    """Ours dispatches more operators than an ordinary step, by the layerwise engine."""
+    pytest.importorskip("transformers")
+    models = importlib.import_module("models")
+    row = models.host_row(models.host_lines()[0], rounds=1)
+    assert row["engine"] == "layerwise"
+    assert 1.0 < row["times operators"] < 2.5
+
+
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")

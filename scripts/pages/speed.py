@@ -63,6 +63,11 @@ def whole_model(row: dict[str, Any]) -> list[str] | None:
     return [row["model"], row["precision"], sizes, row["engine"], form, *times]
 
 
+def host(row: dict[str, Any]) -> list[str]:
+    counts = [f"{row['ordinary operators']:,}", f"{row['our operators']:,}", f"{row['times operators']:.2f}x"]
+    return [row["model"], row["code"], f"{row['ordinary ms']:.1f}", f"{row['times']:.2f}x", *counts]
+
+
 def peers() -> str:
     """A whole step of each implementation by model, over the time of ours; alignments alone are in the results file."""
     rows = [row for row in load("peers-gpu.json")["rows"] if row["job"] == "step"]
@@ -104,6 +109,9 @@ def parts() -> dict[str, str]:
             "models-gpu.json",
             "models-eager-gpu.json",
             "models-cpu.json",
+        ),
+        "host": of_files(
+            ["model", "code", "ordinary, ms", "ours", "ordinary operators", "ours", "ratio"], host, "host-cpu.json"
         ),
         "fine-tuning": of_files(
             ["training", "precision", "B, T", "engine", "steps", "plain, ms", "ours", "memory", "whole memory"],

@@ -330,3 +330,37 @@ def test_the_users_settings_of_cudnn_hold_inside(
     alignments(model, noting, batch, direction_for(model))
     assert seen == [{"enabled": not recurrent, **chosen}]
     assert torch.backends.cudnn.enabled
+
+
+class Hooked(nn.Module):
+    """Hooks and in-place operations on outputs that are views, and a parameter that is added for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.out = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.places = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        h.register_hook(lambda g: 0.3 * g)
+        h.mul_(1.2)
+        h[:, 0].mul_(2.0)
+        return self.out(self.norm(h) + self.places).mean(1)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_hooks_in_place_operations_and_inputs_with_a_gradient(requires_grad: bool) -> None:
+    torch.manual_seed(0)
+    model, x, labels = Hooked().double(), torch.randn(7, 5, 4, dtype=torch.float64), torch.randint(3, (7,))
+    x.requires_grad_(requires_grad)
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    engine = make_engine("layerwise")
+    found = [engine(model, loss, (x, labels), direction)[1] for _ in range(6)]  # with and without a proof
+    right = make_engine("loop")(model, loss, (x, labels), direction)[1]
+    for q in found:
+        torch.testing.assert_close(q, right, rtol=1e-10, atol=1e-12)
+    assert x.grad is None

@@ -167,13 +167,16 @@ class AutoEngine(BaseEngine):
         self.messages: list[str] = []
 
     def passes(self, step: Step) -> Passes:
-        once = replace(step, to_direction=_once(step.to_direction))
-        return self._first_exact(step.model, step.losses.source, lambda engine: engine.passes(once))
+        restore = Restore(step.model)
+        once = replace(step, to_direction=_once(step.to_direction), restore=restore)
+        return self._first_exact(step.model, step.losses.source, lambda engine: engine.passes(once), restore)
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        return self._first_exact(step.model, step.loss, lambda engine: engine.source_pass(step))
+        return self._first_exact(step.model, step.loss, lambda engine: engine.source_pass(step), Restore(step.model))
 
-    def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Result]) -> Result:
+    def _first_exact(
+        self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Result], restore: Callable[[], None]
+    ) -> Result:
         """``run`` by the engine for this model and loss, or by the first slower one that does not fail."""
         choices = self._choices.setdefault(model, {})
         condition = settings(model), getattr(loss, "__code__", type(loss))
@@ -183,7 +186,7 @@ class AutoEngine(BaseEngine):
         choice.calls += 1
         reasons: list[str] = []
         while True:
-            engine, restore = choice.engine, Restore(model)
+            engine = choice.engine
             try:
                 result = run(engine)
             except Exception as error:  # a proof may fail at any step, when the model builds another graph

@@ -12,7 +12,7 @@ Models with other layouts take the forward engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from soseleto.engines.computed_parameters import Derived
-from soseleto.engines.interface import reductions_dtype
+from soseleto.engines.interface import as_dtype, reductions_dtype
 from soseleto.engines.model_state import whole
 from soseleto.engines.rules import Arguments, Rule
 from soseleto.errors import EngineError
@@ -135,9 +135,9 @@ class SmallGradients:
             return {}
         chosen = self._all()[rows]
         total = chosen.sum(0) if coefficients is None else torch.mv(chosen.T, coefficients.to(chosen.dtype))
-        parts = total.split([each[0].numel() for each in self._columns.values()])
+        parts = total.split([each.shape[1:].numel() for each in self._columns.values()])
         return {
-            name: part.view(each.shape[1:]).to(self._dtypes[name])
+            name: as_dtype(part if each.ndim == 2 else part.view(each.shape[1:]), self._dtypes[name])
             for (name, each), part in zip(self._columns.items(), parts, strict=True)
         }
 
@@ -147,28 +147,29 @@ class SmallGradients:
             return None
         matrix, along = self._all(), []
         for name, each in self._columns.items():
-            d = whole(direction[name]).flatten() if name in direction else matrix.new_zeros(each[0].numel())
-            along.append(d.to(matrix.dtype))
+            d = whole(direction[name]) if name in direction else matrix.new_zeros(each.shape[1:])
+            along.append(as_dtype(d if d.ndim == 1 else d.reshape(-1), matrix.dtype))
         return torch.mv(matrix[rows], torch.cat(along))
 
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            columns = self._columns.values()
-            self._matrix = torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)
+            rows = [each.view(len(each), each.shape[1:].numel()) for each in self._columns.values()]
+            self._matrix = torch.cat(rows, 1)
         return self._matrix
 
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One use of parameters: y = f(a; P)."""
 
     rule: Rule
     arguments: Arguments  # without the data
     names: dict[str, str]  # argument -> parameter name
+    large: str | None  # the name of the rule's large parameter, if it is trainable
     a: Tensor | None
     version: int
     rows: int
@@ -178,27 +179,26 @@ class Call:
     group: Group | None = None
     shape: tuple[int, ...] = ()  # of the output
     layout: Layout | None = None  # None: the first dimension is the batch
-
-    @property
-    def large(self) -> str | None:
-        """The name of the rule's large parameter, if it is trainable."""
-        return None if self.rule.large is None else self.names.get(self.rule.large)
+    parts: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what ``data`` has returned
 
     @property
     def is_reached(self) -> bool:
         """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
 
-    def set_small(self, gradients: Iterable[Tensor]) -> None:
-        """Per-example gradients of the small parameters, computed by the backward itself."""
-        self.small = {
-            name: self._fold(g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype)), slice(None))
-            for (k, name), g in zip(self.names.items(), gradients, strict=True)
-        }
+    def set(self, gradient: Tensor, argument: str | None) -> bool:
+        """Set δ, or the per-example gradients of one argument as the backward has them; whether all are set."""
+        if argument is None:
+            self.delta = gradient if gradient.shape == self.shape else gradient.reshape(self.shape)
+            return True
+        each = gradient.view(self.rows, *self.arguments[argument].shape).to(reductions_dtype(gradient.dtype))
+        self.small = {**(self.small or {}), self.names[argument]: self._fold(each, slice(None))}
+        return len(self.small) == len(self.names)
 
     def close(self) -> None:
         """Free δ and what was computed from it."""
         self.delta = self.small = None
+        self.parts.clear()
 
     def small_gradients(self) -> dict[str, Tensor]:
         """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
@@ -210,13 +210,11 @@ class Call:
                 self.small = {self.names[k]: self._fold(g, slice(None)) for k, g in found.items()}
         return self.small
 
-    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
-        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if ``direction`` lacks it."""
-        if self.large is None or self.large not in direction:
-            return None
+    def alignment(self, direction: Tensor, rows: slice) -> Tensor:
+        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter."""
         assert self.rule.tangent is not None
         delta, a = self.data(rows)
-        along = whole(direction[self.large]).to(self.dtype)
+        along = as_dtype(whole(direction), self.dtype)
         if self.rule.adjoint is not None and a.numel() < delta.numel():
             # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
             return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
@@ -224,27 +222,29 @@ class Call:
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
         """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
-        if self.large is None:
+        if self.large is None or self.rule.large is None:
             return {}
-        assert self.rule.large is not None
         assert self.rule.gradient is not None
         delta, a = self.data(rows)
         found = self.rule.gradient(self.arguments, a, delta, self._spread(coefficients, rows))
-        return {self.large: found.to(self.arguments[self.rule.large].dtype)}
+        return {self.large: as_dtype(found, self.arguments[self.rule.large].dtype)}
 
     def data(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """δ and a of these examples."""
+        """δ and a of these examples: of all, of the first ones (the source), or from a number on (the target)."""
+        if rows.start in self.parts:
+            return self.parts[rows.start]
         assert self.delta is not None
-        if self.a is None:
-            delta = self._part(self.delta, rows)
-            return delta, delta
-        if self.a._version != self.version:
+        delta = a = self._part(self.delta, rows)
+        if self.a is not None and self.a._version != self.version:
             raise EngineError(
                 f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
                 f"layerwise engine does not support: {OTHER_ENGINES}."
             )
-        a = self._part(self.a, rows)
-        return self._part(self.delta, rows), a.to(self.dtype) if a.is_floating_point() else a
+        if self.a is not None:
+            a = self._part(self.a, rows)
+            a = as_dtype(a, self.dtype) if a.is_floating_point() else a
+        self.parts[rows.start] = delta, a
+        return delta, a
 
     def is_nan(self, rows: slice) -> Tensor:
         """Whether the gradient at the output is NaN for one of these examples."""
@@ -255,7 +255,9 @@ class Call:
         return self._fold(delta.reshape(len(delta), -1).isnan().any(1).float(), rows).any()
 
     def _part(self, x: Tensor, rows: slice) -> Tensor:
-        return x[rows] if self.layout is None else self.layout.part(x, rows)
+        if self.layout is not None:
+            return self.layout.part(x, rows)
+        return x if rows.start is None else x[rows]
 
     def _fold(self, values: Tensor, rows: slice) -> Tensor:
         return values if self.layout is None else self.layout.fold(values, rows)
@@ -288,18 +290,18 @@ def grouped_calls(calls: list[Call], derived: Derived) -> list[Group]:
     """Groups of calls that are connected through shared parameters."""
     owner: dict[str, Group] = {}
     for call in calls:
-        merged = Group([call])
-        roots = derived.roots(call.names.values())
-        for group in {id(g): g for name in roots if (g := owner.get(name))}.values():
-            merged.calls = group.calls + merged.calls
-            merged.roots |= group.roots
-        merged.roots |= roots
+        merged = Group([call], derived.roots(call.names.values()))
+        if not owner.keys().isdisjoint(merged.roots):
+            for group in {id(g): g for name in merged.roots if (g := owner.get(name))}.values():
+                merged.calls = group.calls + merged.calls
+                merged.roots |= group.roots
         owner.update(dict.fromkeys(merged.roots, merged))
     groups = list({id(g): g for g in owner.values()}.values())
     for group in groups:
-        large = derived.roots(call.large for call in group.calls if call.large is not None)
-        small = derived.roots(call.names[k] for call in group.calls for k in call.rule.small if k in call.names)
-        group.is_mixed = not large.isdisjoint(small)
+        if len(group.calls) > 1 or derived.used:  # the parameters of one call are different ones
+            large = derived.roots(call.large for call in group.calls if call.large is not None)
+            small = derived.roots(call.names[k] for call in group.calls for k in call.rule.small if k in call.names)
+            group.is_mixed = not large.isdisjoint(small)
         group.waiting = len(group.calls)
         for call in group.calls:
             call.group = group

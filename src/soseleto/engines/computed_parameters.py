@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.engines.autograd import add_gradients
-from soseleto.engines.model_state import whole
+from soseleto.engines.model_state import modules_of, parameters_of, whole
 from soseleto.errors import EngineError, first_line
 
 # Functions of their first argument that take the shape or the dtype of another one.
@@ -36,11 +36,11 @@ KEEPS_VALUES = {
 }  # fmt: skip
 
 
-class Arguments(NamedTuple):
+class Found(NamedTuple):
     """The tensors among the arguments of a call."""
 
     trainable: list[Tensor]  # parameters and what is derived from them
-    data: bool  # whether there is any other but constants
+    data: list[Tensor]  # all others but constants
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Derived:
         self.parameters: dict[str, Tensor] = {}
         self.names: dict[int, str] = {}
         self.used: dict[str, Tensor] = {}  # what has met the data, by key
-        self._fixed = {id(b) for b in model.buffers()}
+        self._fixed = {id(b) for module in modules_of(model) for b in module._buffers.values()}
         self._known: dict[int, _Known] = {}
         self._keys: dict[int, str] = {}
         self._roots: dict[str, frozenset[str]] = {}
         self.read_names(model)
 
     def read_names(self, model: nn.Module) -> None:
-        for name, p in model.named_parameters():
+        for name, p in parameters_of(model).items():
             if p.requires_grad:
                 self.parameters[name], self.names[id(p)] = p, name
             else:
@@ -75,29 +75,32 @@ class Derived:
 
     # --- which tensors are known ---
 
-    def sort(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        trainable: list[Tensor] = []
-        has_data = self._sort(args[:1] if func in OF_FIRST else (*args, *kwargs.values()), trainable)
-        return Arguments(trainable, has_data)
+    def sort(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+        found = Found([], [])
+        self._sort(args[:1] if func in OF_FIRST else args, found)
+        if kwargs and func not in OF_FIRST:
+            self._sort(kwargs.values(), found)
+        return found
 
-    def _sort(self, values: Iterable[Any], trainable: list[Tensor]) -> bool:
-        has_data = False
+    def _sort(self, values: Iterable[Any], found: Found) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                known = None if id(value) in self.names else self._lookup(value)
-                if id(value) in self.names or (known is not None and known.roots):
-                    trainable.append(value)
-                elif known is None:  # a number is a constant too, such as that of an expert
-                    has_data |= value.requires_grad or (value.ndim > 0 and id(value) not in self._fixed)
+                if id(value) in self.names:
+                    found.trainable.append(value)
+                elif (known := self._lookup(value)) is not None:
+                    if known.roots:
+                        found.trainable.append(value)
+                # a number is a constant too, such as that of an expert
+                elif value.requires_grad or (value.ndim > 0 and id(value) not in self._fixed):
+                    found.data.append(value)
             elif isinstance(value, (list, tuple)):
-                has_data |= self._sort(value, trainable)
-        return has_data
+                self._sort(value, found)
 
     def _lookup(self, value: Tensor) -> _Known | None:
         known = self._known.get(id(value))
         return known if known is not None and known.is_for(value) else None
 
-    def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
+    def add(self, func: Any, found: Found, args: tuple[Any, ...], out: Any) -> None:
         """Record the result of a call without data; the call may have written to its arguments."""
         roots = frozenset().union(*(self.roots_of(value) or self._known[id(value)].roots for value in found.trainable))
         self._add(args[0] if func is Tensor.__setitem__ else out, roots)
@@ -119,7 +122,7 @@ class Derived:
     # --- keys: a parameter's name, or one of our own for a derived tensor that has met the data ---
 
     def is_trainable(self, value: object) -> bool:
-        return isinstance(value, Tensor) and bool(self.roots_of(value))
+        return isinstance(value, Tensor) and (id(value) in self.names or bool(self.roots_of(value)))
 
     def roots_of(self, value: Tensor) -> frozenset[str]:
         if (name := self.names.get(id(value))) is not None:
@@ -138,12 +141,14 @@ class Derived:
 
     def roots(self, keys: Iterable[str]) -> set[str]:
         """The names of the parameters behind these keys."""
-        return {name for key in keys for name in self._roots.get(key, (key,))}
+        return {name for key in keys for name in self._roots.get(key, (key,))} if self._roots else set(keys)
 
     # --- derivatives of φ ---
 
-    def pull(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def pull(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients by key to gradients by parameter."""
+        if self.used.keys().isdisjoint(found):
+            return found
         total = {key: g for key, g in found.items() if key not in self.used}
         if derived := {key: g for key, g in found.items() if key in self.used}:
             tensors = [self.used[key] for key in derived]
@@ -154,9 +159,8 @@ class Derived:
 
     def push(self, direction: Mapping[str, Tensor], keys: Iterable[str]) -> Mapping[str, Tensor]:
         """``direction`` with the changes of these derived tensors along it."""
-        derived = [key for key in keys if key in self.used]
-        names = sorted(self.roots(derived) & direction.keys())
-        if not names:
+        derived = [key for key in keys if key in self.used] if self.used else []
+        if not derived or not (names := sorted(self.roots(derived) & direction.keys())):
             return direction
         tensors = [self.used[key] for key in derived]
         with torch.enable_grad():

@@ -25,7 +25,7 @@ from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from soseleto.engines.computed_parameters import Derived
-from soseleto.engines.rules import Arguments, Rule, scale
+from soseleto.engines.rules import ADD, RULES, Arguments, Rule, scale
 from soseleto.errors import EngineError, first_line
 
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
@@ -35,8 +35,10 @@ LINEAR = {
 }  # fmt: skip
 
 
-def rule_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameter: Tensor) -> Rule:
-    """The rule of one call of ``func``, for one of its arguments; ``a`` holds the numbers of the rows."""
+def rule_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameter: Tensor, ndim: int) -> Rule:
+    """The rule of a call with a result of ``ndim`` dimensions, for one argument; ``a`` holds the numbers of rows."""
+    if RULES.get(func) is ADD and len(args) == 2 and not kwargs:
+        return _rule_for_sum(parameter, ndim)
     place = parameter.detach()
     kept = tree_map_only(Tensor, lambda t: place if t is parameter else t.detach(), (args, dict(kwargs)))
     is_linear = func in LINEAR and sum(t is parameter for t in tensors((args, dict(kwargs)))) == 1
@@ -70,6 +72,23 @@ def rule_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parame
             out = run(free)
         whole = torch.zeros_like(out).index_copy_(0, a, scale(delta, coefficients).to(out.dtype))
         return torch.autograd.grad(out, free, whole)[0]
+
+    return Rule(("other",), large="other", tangent=tangent, gradient=gradient)
+
+
+def _rule_for_sum(parameter: Tensor, ndim: int) -> Rule:
+    """The rule of data + parameter, a tensor of ``ndim`` dimensions that the parameter broadcasts to."""
+    shape = parameter.shape
+    has_rows = len(shape) == ndim and shape[0] > 1  # one for each row of the data, as types of tokens have
+
+    def tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
+        return direction[a] if has_rows else direction.clone()
+
+    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
+        rows = scale(delta, coefficients)
+        if has_rows:
+            rows = rows.new_zeros(shape[0], *rows.shape[1:]).index_copy_(0, a, rows)
+        return rows.sum_to_size(shape)
 
     return Rule(("other",), large="other", tangent=tangent, gradient=gradient)
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from soseleto.engines.model_state import parameters_of
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
@@ -91,6 +92,7 @@ class Step:
     to_direction: ToDirection
     coefficients: Tensor  # c (B,)
     wanted: Collection[str] | None = None  # parameters whose target gradient is returned; None: all
+    restore: Callable[[], None] | None = None  # undoes what passes since the step's start have changed on the model
 
     def to_return(self, target_gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of a target gradient that is returned; the rest is freed as soon as its direction is known."""
@@ -126,7 +128,7 @@ class Engine(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name; a tied parameter appears once, under its first name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in parameters_of(model).items() if p.requires_grad}
 
 
 def refuse_sharded(is_sharded: bool, what: str) -> None:
@@ -223,6 +225,11 @@ def is_differentiable(out: object) -> bool:
 def reductions_dtype(dtype: torch.dtype) -> torch.dtype:
     """Alignments are summed in float32, or in float64 for a float64 or complex128 model."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor.to(dtype)``, which takes time even where the tensor has that type."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tensor:

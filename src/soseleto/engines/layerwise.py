@@ -31,16 +31,8 @@ from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import BaseEngine, gradient
 from soseleto.engines.call import OTHER_ENGINES, Call, Packed
-from soseleto.engines.interface import (
-    Passes,
-    SourcePass,
-    SourceStep,
-    Step,
-    as_loss_vector,
-    refuse_foreign,
-    trainable,
-)
-from soseleto.engines.model_state import Restore, random_states, unchanged, uncompiled
+from soseleto.engines.interface import Passes, SourcePass, SourceStep, Step, as_loss_vector, refuse_foreign, trainable
+from soseleto.engines.model_state import Restore, modules_of, random_states, unchanged, uncompiled
 from soseleto.engines.proof import (
     TOLERANCE,
     Equation,
@@ -95,7 +87,7 @@ def joins(step: Step, tolerance: float) -> bool:
     before = random_states(step.model)
     with unchanged(step.model), torch.enable_grad():
         step.losses.source(step.model, step.source)
-        draws = not all(map(torch.equal, random_states(step.model), before))
+        draws = not all(map(torch.equal, random_states(step.model).values(), before.values()))
     if draws and not (hasattr(step.source, "inputs") and hasattr(step.target, "inputs")):
         return False
     other = None
@@ -146,7 +138,7 @@ class LayerwiseEngine(BaseEngine):
         """
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return super().passes(step)
-        n, restore = len(step.source), Restore(step.model)
+        n, restore = len(step.source), step.restore or Restore(step.model)
         tape, joint, is_checked = self._forward(
             step.model, lambda part: step.losses.joint(step.model, part.source, part.target), step
         )
@@ -232,7 +224,7 @@ def _taped(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
 
 def _kind(model: nn.Module, tape: Tape, losses: Tensor) -> tuple[Any, ...]:
     """By which graphs are told apart."""
-    flags = tuple(module.training for module in model.modules())
+    flags = tuple(module.training for module in modules_of(model))
     several = len(losses) > 1  # a single example cannot show that examples depend on each other
     return tape.functions, flags, several, tuple(type(call.layout) for call in tape.calls)
 

@@ -46,7 +46,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
     """Inside, a model of torch.compile runs uncompiled: a compiled backward gives no per-example gradients."""
-    if not any(_is_compiled(module) for module in model.modules()):
+    if not any(map(_is_compiled, modules_of(model))):
         return nullcontext()
     if model not in _announced:
         _announced.add(model)
@@ -56,7 +56,7 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
 
 def _is_compiled(module: nn.Module) -> bool:
     """By torch.compile(module), or by module.compile()."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 _announced: WeakSet[nn.Module] = WeakSet()  # compiled models that were logged
@@ -75,13 +75,14 @@ class Restore:
         self._is_recording = is_recording()
         if self._is_recording:
             return
-        self._buffers = {name: b.clone() for name, b in model.named_buffers()}
-        attributes = [vars(module) for module in model.modules()]
+        modules = modules_of(model)
+        self._buffers = [(m, name, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
         self._attributes = [
-            (own, {name: (v, _copy(v)) for name, v in own.items() if name not in _OF_MODULES}) for own in attributes
+            (own, {name: (v, _copy(v)) for name, v in own.items() if name not in _OF_MODULES})
+            for own in map(vars, modules)
         ]
         self._written: dict[nn.Parameter, Tensor] = {}
-        self._devices, self._random, self._python = _gpus(model), random_states(model), random.getstate()
+        self._random, self._python = random_states(model), random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
         _restores.add(self)
 
@@ -94,30 +95,50 @@ class Restore:
     def __call__(self) -> None:
         if self._is_recording:
             return
-        torch.set_rng_state(self._random[0])
-        for device, state in zip(self._devices, self._random[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        for device, state in self._random.items():
+            torch.set_rng_state(state) if device is None else torch.cuda.set_rng_state(state, device)
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
         for attributes, copies in self._attributes:
             for name in attributes.keys() - copies.keys() - _OF_MODULES:
                 del attributes[name]
             attributes |= {name: _written_back(value, copy) for name, (value, copy) in copies.items()}
-        for name, b in self._model.named_buffers():
-            kept = self._buffers.get(name)
-            if kept is not None and kept.shape == b.shape:
+        for module, name, kept in self._buffers:
+            b = module._buffers.get(name)
+            if b is not None and kept.shape == b.shape:
                 b.data.copy_(kept)  # without a new version, which would invalidate graphs that hold it
         for p, values in self._written.items():
             p.data.copy_(values)
 
 
-def random_states(model: nn.Module) -> list[Tensor]:
-    """Of torch's generators, on the CPU and on the model's GPUs."""
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, _gpus(model))]
+def modules_of(model: nn.Module) -> dict[nn.Module, str]:
+    """``model.modules()``, each with the beginning of its parameters' names; PyTorch's nested generators are slow."""
+    found, waiting = dict[nn.Module, str](), [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if module not in found:
+            found[module] = prefix
+            children = reversed(module._modules.items())
+            waiting += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+    return found
 
 
-def _gpus(model: nn.Module) -> list[torch.device]:
-    return list(dict.fromkeys(p.device for p in model.parameters() if p.is_cuda))
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What ``model.named_parameters()`` yields, at less cost; a tied parameter appears once, under its first name."""
+    if type(model).named_parameters is not nn.Module.named_parameters:
+        return dict(model.named_parameters())
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for module, prefix in modules_of(model).items():
+        for name, p in module._parameters.items():
+            if p is not None and id(p) not in found:
+                found[id(p)] = prefix + name, p
+    return dict(found.values())
+
+
+def random_states(model: nn.Module) -> dict[torch.device | None, Tensor]:
+    """Of torch's generators, on the CPU (None) and on the model's GPUs."""
+    devices = dict.fromkeys(p.device for p in parameters_of(model).values() if p.is_cuda)
+    return {None: torch.get_rng_state(), **{device: torch.cuda.get_rng_state(device) for device in devices}}
 
 
 _restores: WeakSet[Restore] = WeakSet()
@@ -177,7 +198,7 @@ def _written_back(value: Any, kept: Any) -> Any:
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that fully_shard was called on."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: fully_shard cannot have been called
-    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+    return [] if fsdp is None else [module for module in modules_of(model) if isinstance(module, fsdp.FSDPModule)]
 
 
 def is_shard(value: object) -> bool:
@@ -198,12 +219,10 @@ def reshard(model: nn.Module) -> None:
 
 def settings(model: nn.Module) -> Hashable:
     """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
-
-    def own(module: nn.Module) -> tuple[tuple[str, int], ...]:
-        parameters = ((name, p) for name, p in module._parameters.items() if p is not None and p.requires_grad)
-        return tuple((name, len(p._backward_hooks or ())) for name, p in parameters)
-
-    def hooks(module: nn.Module) -> tuple[int, int]:
-        return len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
-
-    return tuple((type(module), module.training, hooks(module), own(module)) for module in model.modules())
+    found: list[Hashable] = []
+    for module in modules_of(model):
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
+        found.append((type(module), module.training, hooks))
+        own = module._parameters.items()
+        found += [(name, len(p._backward_hooks or ())) for name, p in own if p is not None and p.requires_grad]
+    return tuple(found)

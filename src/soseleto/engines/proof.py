@@ -52,7 +52,7 @@ def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     zero places that it mixes examples.
     """
     numbers = (*args, *kwargs.values()) if kwargs else args
-    zeros = [at for at, value in enumerate(numbers) if isinstance(value, _NUMBERS) and value == 0]
+    zeros = [at for at, v in enumerate(numbers) if type(v) is not Tensor and isinstance(v, _NUMBERS) and v == 0]
     if zeros:
         return (func, torch.is_grad_enabled(), *zeros)
     return func if torch.is_grad_enabled() else (func,)

@@ -17,13 +17,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.engines.interface import reductions_dtype
+from soseleto.engines.interface import as_dtype, reductions_dtype
 
 Arguments = dict[str, Any]
 
@@ -61,11 +62,11 @@ class Rule:
     spread: Callable[[Arguments, Tensor, dict[str, Tensor]], Tensor] | None = None
     lowered: bool = False
 
-    @property
+    @cached_property
     def small(self) -> list[str]:
         return [name for name in (self.scale, self.shift) if name is not None]
 
-    @property
+    @cached_property
     def parameters(self) -> list[str]:
         return self.small if self.large is None else [self.large, *self.small]
 
@@ -83,17 +84,18 @@ class Rule:
             values, shape = delta, arguments[name].shape
             if name == self.scale:
                 values = delta * (a if self.hat is None else self.hat(arguments, a))
-            wide = (*shape, *[1] * (delta.ndim - 2)) if self.channels else shape
-            found[name] = _rows_to(values, wide).reshape(len(delta), *shape)
+            summed, dtype = _summed(values.ndim, shape, self.channels), reductions_dtype(values.dtype)
+            each = values.sum(summed, dtype=dtype) if summed else as_dtype(values, dtype)
+            found[name] = each if each.shape[1:] == shape else each.reshape(len(delta), *shape)
         return found
 
 
-def _rows_to(x: Tensor, shape: Iterable[int]) -> Tensor:
-    """Each row of x, summed to a shape that broadcasts to it, in float32 or better."""
-    own = without_leading_ones(shape)
-    padded = [1] * (x.ndim - 1 - len(own)) + list(own)
-    summed, dtype = [dim for dim, size in enumerate(padded, 1) if size == 1], reductions_dtype(x.dtype)
-    return x.sum(summed, dtype=dtype) if summed else x.to(dtype)
+@cache
+def _summed(ndim: int, shape: tuple[int, ...], channels: bool) -> list[int]:
+    """The dimensions over which each row of a tensor is summed to a parameter that broadcasts to it."""
+    own = without_leading_ones((*shape, *[1] * (ndim - 2)) if channels else shape)
+    padded = [1] * (ndim - 1 - len(own)) + list(own)
+    return [dim for dim, size in enumerate(padded, 1) if size == 1]
 
 
 def without_leading_ones(shape: Iterable[int]) -> tuple[int, ...]:
@@ -104,7 +106,7 @@ def scale(rows: Tensor, coefficients: Tensor | None) -> Tensor:
     """c_j times row j."""
     if coefficients is None:
         return rows
-    return rows * coefficients.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
+    return rows * as_dtype(coefficients, rows.dtype).view(-1, *[1] * (rows.ndim - 1))
 
 
 def _scale_one(a: Tensor, delta: Tensor, coefficients: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -69,10 +69,11 @@ class Sweep:
         mine = None if small is self._small else small
         direction = self._direction(calls, mine)
         for call in calls:
-            if (part := call.alignment(direction, self._source)) is not None:
-                self._alignments.append(part)
-            if self._wants_gradient:
-                self._add(call.gradient(self._cast_to(call.dtype), self._source))
+            if call.large is not None:
+                if call.large in direction:
+                    self._alignments.append(call.alignment(direction[call.large], self._source))
+                if self._wants_gradient:
+                    self._add(call.gradient(self._cast_to(call.dtype), self._source))
             call.close()
         if mine is not None:
             self._align(mine, direction)

@@ -1,92 +1,53 @@
 """The tape of one forward pass: every call that uses a parameter, and the gradient at its output.
 
 While it is open, the tape intercepts each torch function that the model calls. A call that takes data and a parameter,
-or a tensor derived from parameters, is looked up in the rules; its input a is kept, and an identity operation after its
-output records δ during the backward. Functions without a rule are differentiated as they are; what does not allow that
-raises. So no use of a parameter is missed. Nothing is attached to the model.
+or a tensor derived from parameters, is looked up in the rules; its input a is kept, and a hook on its output records δ
+during the backward. Functions without a rule are differentiated as they are; what does not allow that raises. So no use
+of a parameter is missed. Nothing is attached to the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import resolve_name
 
 from soseleto.engines.call import OTHER_ENGINES, Call, Sums, grouped_calls
-from soseleto.engines.computed_parameters import KEEPS_VALUES, Derived
-from soseleto.engines.functions import (
-    as_linear,
-    out_of_place,
-    refuse_attention,
-    rule_for,
-    self_attention,
-    tensors,
-)
+from soseleto.engines.computed_parameters import KEEPS_VALUES, Derived, Found
+from soseleto.engines.functions import as_linear, out_of_place, refuse_attention, rule_for, self_attention, tensors
 from soseleto.engines.interface import is_differentiable
 from soseleto.engines.model_state import sharded_modules, writes_to_first
 from soseleto.engines.proof import Recorded
 from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
-# --- identities in the model's graph whose backward records the gradients that the tape is for ---
-
-
 Finish = Callable[[list[Call]], None]
 
 
 @dataclass
 class Listener:
-    """Counts the calls that the backward has reached; ``finish`` is set for the time of our own backward."""
+    """Records δ of the calls that the backward reaches; ``finish`` is set for the time of our own backward."""
 
     finish: Finish | None = None
 
-    def reached(self, call: Call) -> None:
-        assert self.finish is not None
-        assert call.group is not None
+    def see(self, call: Call, place: int, gradients: tuple[Tensor | None, ...]) -> None:
+        """The hook of the node that has made a call's output; hooks of the user's on the output come before it."""
+        self.reach(call, gradients[place])
+
+    def reach(self, call: Call, delta: Tensor | None, argument: str | None = None) -> None:
+        """Record δ, or the gradient of the copies of one argument."""
+        if self.finish is None or call.group is None or delta is None or not call.set(delta, argument):
+            return
         call.group.waiting -= 1
         if call.group.waiting == 0:
             self.finish(call.group.calls)
-
-
-class Tap(torch.autograd.Function):
-    """The identity; its backward records δ. ``anchor`` is the input that our backward differentiates to."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, listener: Listener) -> Tensor:
-        ctx.call, ctx.listener = call, listener
-        return y.detach()  # shares memory and version with y; in-place operations may follow
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:
-        call, listener = ctx.call, ctx.listener
-        if listener.finish is None:  # a backward that the tape did not start
-            return delta, None, None, None
-        call.delta = delta
-        listener.reached(call)
-        return delta, None, None, None
-
-
-class Spread(torch.autograd.Function):
-    """A copy of each parameter for every example, so that the layer's own backward gives per-example gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call, listener: Listener, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.listener = call, listener
-        return tuple(p.detach().repeat(call.rows) for p in parameters)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        call, listener = ctx.call, ctx.listener
-        if listener.finish is None:  # a backward that the tape did not start
-            return (None, None, None, *(g.view(call.rows, -1).sum(0) for g in gradients))
-        call.set_small(gradients)
-        listener.reached(call)
-        return (None,) * (3 + len(gradients))
 
 
 class Tape(Recorded):
@@ -103,15 +64,17 @@ class Tape(Recorded):
                 raise self._no_rule(name, "it is complex")
         self.sums = Sums()
         self._listener = Listener()
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        # Where our backward ends, so that it reaches every call and computes no gradient of a parameter.
+        self._ends: list[tuple[GradientEdge, Call | None, str | None]] = []
+        self._first = torch._C._autograd._get_sequence_nr()  # of the nodes that are made from now on
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
         found = self.derived.sort(func, args, kwargs)
+        self._ends += [(get_gradient_edge(v), None, None) for v in found.data if v.requires_grad and self._is_older(v)]
         if found.trainable and found.data and torch.is_grad_enabled():
-            out = self._meet(func, args, kwargs, found.trainable)
+            out = self._meet(func, args, kwargs, found)
         else:
             out = func(*args, **kwargs)
             if not found.trainable:
@@ -123,23 +86,29 @@ class Tape(Recorded):
                 self.derived.add(func, found, args, out)
         return out
 
+    def _is_older(self, value: Tensor) -> bool:
+        # a tensor with a gradient that was made before the pass, such as inputs that require one
+        return value.grad_fn is None or value.grad_fn._sequence_nr() < self._first
+
     def _read_gathered(self, values: Iterable[Any]) -> None:
         """Learn the whole parameters that a sharded module has gathered since."""
         if any(v.requires_grad and v.is_leaf and id(v) not in self.derived.names for v in tensors(values)):
             self.derived.read_names(self.model)
 
-    def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
+    def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found) -> Any:
         """A call that takes data, and parameters or tensors derived from them."""
-        rule = RULES.get(func)
+        mine, rule = found.trainable, RULES.get(func)
         if rule is None and (instead := self._instead(func, args, kwargs, mine)):
             return instead()
         if rule is not None and rule.lowered:
             args = _cast_data(args)
-        if rule is not None and rule.spread is not None and not _has_saved_tensor_hooks():
+        # Hooks on saved tensors, those of torch.utils.checkpoint, compare shapes with a second run.
+        saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+        if rule is not None and rule.spread is not None and saved_hooks(True) is None:
             return self._spread(rule, rule.bind(args, kwargs))
         out = func(*args, **kwargs)
         if is_differentiable(out) or out is None:
-            return self._record(func, args, kwargs, mine, out)
+            return self._record(func, args, kwargs, found, out)
         return out
 
     def _instead(
@@ -157,19 +126,26 @@ class Tape(Recorded):
             return lambda: self.__torch_function__(F.linear, (), linear)
         return None
 
-    def _tap(self, out: Tensor, call: Call) -> Tensor:
+    def _tap(self, out: Tensor, call: Call, data: list[Tensor]) -> Tensor:
+        # An in-place operation on a view takes its node out of the graph, but not that of its base.
+        base = out if out._base is None else out._base
+        if base is not out and not (out.is_contiguous() and base.is_contiguous() and base.numel() == out.numel()):
+            base = out = out.clone()
         call.shape = out.shape
         self.calls.append(call)
         self.functions.extend(call.names.values())
-        tapped: Tensor = Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
-        return tapped
+        if any(value.requires_grad for value in data) and base.grad_fn is not None:
+            base.grad_fn.register_prehook(partial(self._listener.see, call, base.output_nr))
+        else:
+            self._ends.append((get_gradient_edge(base), call, None))
+        return out
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Any) -> Any:
-        rule = RULES.get(func)
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found, out: Any) -> Any:
+        mine, rule = found.trainable, RULES.get(func)
         if not isinstance(out, Tensor) or any(out is value for value in args):
             raise self._no_rule(self.derived.key(mine[0]), f"no rule for {resolve_name(func) or func}")
         if rule is None:
-            return self._record_any(func, args, kwargs, mine, out)
+            return self._record_any(func, args, kwargs, found, out)
         if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and self.derived.is_trainable(args[0]):
             args = (args[1], args[0])  # the parameter comes first: p + x
         arguments = rule.bind(args, kwargs)
@@ -177,23 +153,23 @@ class Tape(Recorded):
         if why := rule.refuse(arguments):
             raise self._no_rule(self.derived.key(mine[0]), why)
         if len(names) != len(mine) or not rule.fits(arguments):
-            if rule is ADD:  # of the data only the shape matters, and they need not be kept
-                args = tuple(x.new_zeros(()).expand_as(x) if self._is_data(x) else x for x in args)
-            return self._record_any(func, args, kwargs, mine, out)
+            return self._record_any(func, args, kwargs, found, out)
         data = arguments.pop("input").detach()
         a, version = (data, data._version) if rule.keeps_input else (None, 0)
-        return self._tap(out, Call(rule, arguments, names, a, version, len(out) if out.ndim else 0, out.dtype))
+        large = None if rule.large is None else names.get(rule.large)
+        call = Call(rule, arguments, names, large, a, version, len(out) if out.ndim else 0, out.dtype)
+        return self._tap(out, call, found.data)
 
     def _record_any(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Tensor
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found, out: Tensor
     ) -> Tensor:
         """A function without a rule, or one that takes a parameter where none was expected."""
-        rows = out.shape[0] if out.ndim else 0
+        out, rows = out.clone() if out._is_view() else out, out.shape[0] if out.ndim else 0
         numbers, dtype = torch.arange(rows, device=out.device), out.dtype
-        for value in {id(value): value for value in mine}.values():
-            rule, name = rule_for(func, args, kwargs, value), self.derived.key(value)
-            call = Call(rule, {"other": value}, {"other": name}, numbers, 0, rows, dtype)
-            out = self._tap(out, call)
+        for value in {id(value): value for value in found.trainable}.values():
+            rule, name = rule_for(func, args, kwargs, value, out.ndim), self.derived.key(value)
+            call = Call(rule, {"other": value}, {"other": name}, name, numbers, 0, rows, dtype)
+            out = self._tap(out, call, found.data)
         return out
 
     def _names(self, rule: Rule, arguments: Arguments) -> dict[str, str]:
@@ -201,21 +177,16 @@ class Tape(Recorded):
         taken = {k: arguments[k] for k in rule.parameters if k in arguments}
         return {k: self.derived.key(v) for k, v in taken.items() if self.derived.is_trainable(v)}
 
-    def _is_data(self, value: object) -> bool:
-        return isinstance(value, Tensor) and not self.derived.is_trainable(value)
-
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
-        """Call the function with a copy of its parameters for every example."""
+        """Call the function with a copy of its parameters for every example, whose gradients are per-example ones."""
         assert rule.spread is not None
-        data = arguments.pop("input")
-        names = self._names(rule, arguments)
-        self.functions.extend(names.values())
-        call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
-        call.shape = data.shape
+        data, names = arguments.pop("input"), self._names(rule, arguments)
+        call = Call(rule, arguments, names, None, None, 0, len(data), data.dtype, shape=data.shape)
         self.calls.append(call)
-        copies = Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
-        frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
-        return rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
+        self.functions.extend(names.values())
+        copies = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None}
+        self._ends += [(get_gradient_edge(copies[k]), call, k) for k in names]
+        return rule.spread(arguments, data, copies)
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         if why := refuse_attention(args, kwargs):
@@ -259,21 +230,21 @@ class Tape(Recorded):
         """
         groups = grouped_calls(self.calls, self.derived)
         self._listener.finish = finish
-        torch.autograd.grad(
-            losses,
-            [self._anchor],
-            grad_outputs=scales,
-            retain_graph=retain_graph,
-            allow_unused=True,
-        )
-        for group in groups:  # the backward does not reach calls whose output is not used by the losses
-            reached = [call for call in group.calls if call.is_reached]
-            if group.waiting and reached:
-                finish(reached)
-        self._listener.finish = None
-        for call in self.calls:
-            call.close()
-            call.group = None
+        try:
+            edges = [edge for edge, _, _ in self._ends]
+            found = torch.autograd.grad(losses, edges, scales, retain_graph, allow_unused=True) if edges else ()
+            for (_, call, argument), gradient in zip(self._ends, found, strict=True):
+                if call is not None:
+                    self._listener.reach(call, gradient, argument)
+            for group in groups:  # the backward does not reach calls whose output is not used by the losses
+                reached = [call for call in group.calls if call.is_reached]
+                if group.waiting and reached:
+                    finish(reached)
+        finally:
+            self._listener.finish = None
+            for call in self.calls:
+                call.close()
+                call.group = None
 
 
 def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -284,8 +255,3 @@ def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(data.device.type):
         return args
     return data.to(torch.get_autocast_dtype(data.device.type)), *args[1:]
-
-
-def _has_saved_tensor_hooks() -> bool:
-    """Whether hooks on saved tensors are active; those of torch.utils.checkpoint compare shapes with a second run."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam
 
-from soseleto.engines.interface import reductions_dtype
+from soseleto.engines.interface import as_dtype, reductions_dtype
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Direction, ParameterStates, State, Step
 from soseleto.task.task import Task, peak_rate
@@ -64,7 +64,7 @@ class running_mean(Direction):
         gradients = _over(value, self.layers, step.task)
         if self.decay == 0.0:
             return gradients
-        gradients = {name: g.to(reductions_dtype(g.dtype)) for name, g in gradients.items()}
+        gradients = {name: as_dtype(g, reductions_dtype(g.dtype)) for name, g in gradients.items()}
         for name, g in gradients.items():
             if name not in state["means"]:  # one that is trained from now on is corrected with the others
                 state["means"][name] = g * (1.0 - self.decay ** state["batches"]).to(g.dtype)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
 from soseleto.engines.interface import Losses, trainable
-from soseleto.engines.model_state import reshard
+from soseleto.engines.model_state import parameters_of, reshard
 from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
@@ -242,7 +242,7 @@ def after_step(state: Any) -> None:
 
 def take_step(task: Task, state: State, gradients: dict[str, Tensor]) -> None:
     """One step of the optimizer with these gradients; none are left on the model."""
-    for name, parameter in task.model.named_parameters():
+    for name, parameter in parameters_of(task.model).items():
         parameter.grad = laid_out_like(parameter, gradients[name]) if name in gradients else None
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
