@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from experiments.data import data_root
+from experiments.experiment import Root
 from soseleto.data import generator
 from soseleto.errors import DataError
 
@@ -27,64 +31,33 @@ POOLS = {"exchanged": (700, 700, 6000), "few": (370, 0, 7030), "few exchanged": 
 N_TARGET, N_HELDOUT = 200, 300
 FILES = ("roleplay", "toolformer")  # of foreign texts
 IGNORED = -100
+TINY = "tiny"  # a model of random weights, bytes as tokens
+MEASURED = 64  # texts in a pass without gradient
 
 
 class Text(NamedTuple):
     question: str
     answer: str
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """source: the pool, each with its kind; the others are of the task alone."""
-
-    source: list[Text]
-    kinds: Tensor
-    target: list[Text]
-    heldout: list[Text]
-    test: list[Text]
-
-
-def drawn(name: str, seed: int, root: str | Path | None = None, *, part: float = 1.0) -> Pool:
-    """A draw of a pool; ``part`` of its size, and of the others', for tests."""
-    folder = data_root(root) / "text"
-    sums = [Text(one["question"], one["answer"]) for one in _lines(folder / "gsm8k_train.jsonl")]
-    others = [_instruction(one) for name in FILES for one in json.loads(_read(folder / f"{name}.json"))]
-    counts = [round(part * count) for count in POOLS[name]]
-    n_target, n_heldout = (math.ceil(part * n) for n in (N_TARGET, N_HELDOUT))
-    sums = _shuffled(sums, seed, "language/sums")
-    cut = [n_target, n_heldout, counts[RIGHT], counts[EXCHANGED]]
-    target, heldout, right, exchanged = (sums[sum(cut[:i]) : sum(cut[: i + 1])] for i in range(len(cut)))
-    answers = [text.answer for text in exchanged]
-    exchanged = [Text(text.question, answer) for text, answer in zip(exchanged, answers[1:] + answers[:1], strict=True)]
-    foreign = _shuffled(others, seed, "language/foreign")[: counts[FOREIGN]]
-    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
-    test = [Text(one["question"], one["answer"]) for one in _lines(folder / "gsm8k_test.jsonl")]
-    return Pool(
-        source=right + exchanged + foreign,
-        kinds=torch.tensor(kinds),
-        target=target,
-        heldout=heldout,
-        test=test[: math.ceil(part * len(test))],
-    )
+    file: str = "gsm8k"
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Texts as the model reads them: a question and its answer, of which the answer has labels."""
 
+    texts: Sequence[Text]
     ids: list[list[int]]
     prompts: list[int]  # how many tokens the question has
 
     @classmethod
-    def of(cls, texts: Sequence[Text], encode: Any, longest: int) -> Tokens:
+    def of(cls, texts: Sequence[Text], encode: Callable[[str], list[int]], longest: int) -> Tokens:
         ids, prompts = [], []
         for text in texts:
             asked = encode(f"<|im_start|>user\n{text.question}<|im_end|>\n<|im_start|>assistant\n")
             both = [*asked, *encode(f"{text.answer}<|im_end|>")]
             ids.append(both[:longest])
             prompts.append(min(len(asked), longest - 1))
-        return cls(ids, prompts)
+        return cls(texts, ids, prompts)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -101,20 +74,66 @@ class Tokens:
         batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
         return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
+    def batches(self, device: torch.device | str) -> Iterator[dict[str, Tensor]]:
+        """All texts in order, for passes without gradient."""
+        return (self.batch(places.tolist(), device) for places in torch.arange(len(self)).split(MEASURED))
 
-def _instruction(one: dict[str, str]) -> Text:
-    return Text(f"{one['instruction']}\n{one['input']}".strip(), one["output"])
+
+class Pool(NamedTuple):
+    """source: the pool, each with its kind; the others are of the task alone."""
+
+    source: Tokens
+    kinds: Tensor
+    target: Tokens
+    heldout: Tokens
+    test: Tokens
 
 
-def _shuffled(items: list[Any], seed: int, purpose: str) -> list[Any]:
+@lru_cache(maxsize=1)
+def draw(name: str, seed: int, root: Root = None, *, part: float = 1.0, model: str = TINY, longest: int = 384) -> Pool:
+    """A draw of a pool, in tokens of a model; ``part`` of its size, and of the others', for tests."""
+    files = data_root(root) / "text"
+    counts = [round(part * count) for count in POOLS[name]]
+    sizes = [math.ceil(part * N_TARGET), math.ceil(part * N_HELDOUT), counts[RIGHT], counts[EXCHANGED]]
+    sums = iter(_shuffled(_texts(files / "gsm8k_train.jsonl"), seed, "language/sums"))
+    target, heldout, right, exchanged = (list(islice(sums, size)) for size in sizes)
+    others = zip(exchanged, exchanged[1:] + exchanged[:1], strict=True)
+    exchanged = [text._replace(answer=other.answer) for text, other in others]
+    foreign = [text for name in FILES for text in _texts(files / f"{name}.json")]
+    foreign = _shuffled(foreign, seed, "language/foreign")[: counts[FOREIGN]]
+    test = _texts(files / "gsm8k_test.jsonl")
+    of = partial(Tokens.of, encode=encoder(model, root), longest=longest)
+    return Pool(
+        source=of(right + exchanged + foreign),
+        kinds=torch.arange(len(KINDS)).repeat_interleave(torch.tensor(counts)),
+        target=of(target),
+        heldout=of(heldout),
+        test=of(test[: math.ceil(part * len(test))]),
+    )
+
+
+def encoder(model: str, root: Root) -> Callable[[str], list[int]]:
+    """Token ids of a text."""
+    if model == TINY:
+        return lambda text: list(text.encode())
+    found = Tokenizer.from_file(str(folder(model, root) / "tokenizer.json"))
+    return lambda text: list(found.encode(text, add_special_tokens=False).ids)
+
+
+def folder(model: str, root: Root) -> Path:
+    return data_root(root) / "pretrained" / model
+
+
+def _shuffled(items: list[Text], seed: int, purpose: str) -> list[Text]:
     return [items[i] for i in torch.randperm(len(items), generator=generator(seed, purpose)).tolist()]
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in _read(path).splitlines()]
-
-
-def _read(path: Path) -> str:
+def _texts(path: Path) -> list[Text]:
+    """Of lines with a question and its answer, or of a list of instructions."""
     if not path.is_file():
         raise DataError(f"{path} is missing: lay the texts out below SOSELETO_DATA or --data-root.")
-    return path.read_text("utf-8")
+    content = path.read_text("utf-8")
+    if path.suffix == ".jsonl":
+        return [Text(one["question"], one["answer"]) for one in map(json.loads, content.splitlines())]
+    items = json.loads(content)
+    return [Text(f"{one['instruction']}\n{one['input']}".strip(), one["output"], path.stem) for one in items]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from experiments import (
 )
 from experiments.__main__ import TABLES, main, table
 from experiments.experiment import Sides
+from experiments.language_training import bm25
 from experiments.results import Row, key, load, put_between, save, started
 from experiments.results import table as markdown
 from experiments.runner import configurations, run_all, run_one
@@ -201,27 +203,50 @@ def instructions(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", ["right", "soseleto", pytest.param("soseleto_shuffled", marks=pytest.mark.long)])
-def test_lines_of_language_models_run(tmp_path: Path, line: str) -> None:
+OF_LANGUAGE = ("right", "soseleto", "greats", "less", "embeddings", "bm25")
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(x, marks=() if x in OF_LANGUAGE else pytest.mark.long) for x in table("language").lines]
+)
+@pytest.mark.parametrize("adapter", ["full", pytest.param("lora", marks=pytest.mark.long)])
+def test_lines_of_language_models_run(tmp_path: Path, line: str, adapter: str) -> None:
+    if adapter == "lora":
+        pytest.importorskip("peft")
     experiment = table("language")
-    run = experiment.configuration(line, small=True, pool="exchanged")
+    run = experiment.configuration(line, small=True, pool="exchanged", adapter=adapter)
     row = run_one(experiment.data, experiment.measure, run, root=instructions(tmp_path), device="cpu")
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert 0 < row["nll"] < 10
-    assert set(row["weights"]) == {"right", "exchanged", "foreign"}
+    assert row["steps"] == 9 or line in ("right", "topic")  # without batches of weight 0
+    right, exchanged, foreign = (row["weights"][kind] for kind in language_pools.KINDS)
     if line == "right":
-        assert row["weights"] == {"right": 1.0, "exchanged": 0.0, "foreign": 0.0}
+        assert (right, exchanged, foreign) == (1.0, 0.0, 0.0)
+    elif run.base == "chosen":
+        assert 14 * right + 14 * exchanged + 120 * foreign == pytest.approx(15, abs=0.01)
+    elif line == "greats":  # half of nine batches, and four that are in none
+        assert 14 * right + 14 * exchanged + 120 * foreign == pytest.approx(9 * 8 + 4, abs=0.01)
+    assert line != "bm25" or (row["auroc_foreign"], foreign) == (1.0, 0.0)
+
+
+def test_bm25_of_two_texts() -> None:
+    texts = [language_pools.Text("one two", "two"), language_pools.Text("three", "")]
+    scores = bm25([language_pools.Text("two two", "three"), language_pools.Text("four", "")], texts)
+    first = 2 * math.log(2) * 2 * 2.5 / (2 + 1.5 * (0.25 + 0.75 * 3 / 2))
+    assert scores.tolist() == pytest.approx([first / 2, math.log(2) * 2.5 / (1 + 1.5 * (0.25 + 0.75 / 2)) / 2])
 
 
 def test_a_pool_of_instructions(tmp_path: Path) -> None:
-    pool = language_pools.drawn("exchanged", 0, instructions(tmp_path), part=0.02)
+    pool = language_pools.draw("exchanged", 0, instructions(tmp_path), part=0.02)
     assert pool.kinds.bincount().tolist() == [14, 14, 120]
-    right = {t.question: t.answer for t in [*pool.source[:14], *pool.target, *pool.heldout]}
+    source = pool.source.texts
+    right = {t.question: t.answer for t in [*source[:14], *pool.target.texts, *pool.heldout.texts]}
     assert len(right) == 14 + 4 + 6
     assert all(answer == f"It is {2 * int(question.split()[2])}." for question, answer in right.items())
-    exchanged = pool.source[14:28]
+    exchanged = source[14:28]
     assert not right.keys() & {t.question for t in exchanged}
     assert all(t.answer != f"It is {2 * int(t.question.split()[2])}." for t in exchanged)
+    assert ({t.file for t in source[:28]}, {t.file for t in source[28:]}) == ({"gsm8k"}, set(language_pools.FILES))
 
 
 @pytest.mark.parametrize("line", ["soseleto_usual_probes", "logistic_mixed", "cleanlab"])
