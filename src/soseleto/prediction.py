@@ -33,9 +33,8 @@ from soseleto.data.tables import frame_table, is_frame
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.architectures import is_file, make_model
-from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained import PretrainedText, TextClassifier, TextEncoder, is_pretrained, rebuilt
-from soseleto.models.trunk_and_heads import InUnits, TrunkAndHeads, evaluation_mode
+from soseleto.models.trunk_and_heads import InUnits, Learned, TrunkAndHeads, evaluation_mode, from_bytes
 from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import aside, json_of, readable, writing
 from soseleto.run_folder.folder import FIRST, LEARNER, PRETRAINED, RunFolder, require_writable

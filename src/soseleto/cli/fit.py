@@ -178,7 +178,7 @@ def _features(options: FitOptions, training: Training) -> str:
         return f"the frozen features of {options.model}"
     if len(training.shape) == 3:
         return "pixels; a pretrained network knows more: --model timm:NAME or hf:FOLDER_OR_ID"
-    return "the columns of the table" if training.pair.columns is not None else "the inputs themselves"
+    return "the columns of the table" if training.pair.preparation is not None else "the inputs themselves"
 
 
 @dataclass(frozen=True)
@@ -240,12 +240,10 @@ class Training:
     def notes(self) -> dict[str, Any]:
         """Entries of ``config.json``, from which ``load`` builds the model again."""
         _, described = self._made()
-        columns = self.pair.columns
         return {
             "model": self.model,
             **({} if described is None else {"pretrained": described}),
             "n_classes": self.classes,
-            "columns": None if columns is None else list(columns),
         }
 
     @property

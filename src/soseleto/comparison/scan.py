@@ -24,8 +24,7 @@ from soseleto.data.examples import content_of
 from soseleto.data.groups import kept_together
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
-from soseleto.models.learned import Learned, last_linear, to_bytes
-from soseleto.models.trunk_and_heads import InUnits
+from soseleto.models.trunk_and_heads import InUnits, Learned, last_linear, to_bytes
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
 from soseleto.run_folder.cache import CHECKED, kept_features
@@ -189,7 +188,6 @@ def _answered(
         "task": network.kind,
         "n_classes": classes,
         "device": str(device),
-        **({} if data.columns is None else {"columns": list(data.columns)}),
         **facts_of(data, data.source, network),
         **data.fingerprints(),
         **options.checkpoints.notes,

@@ -99,11 +99,6 @@ class TaughtState(State):
         self.taken.copy_(state["taken"])
 
 
-def no_steps(device: torch.device) -> Tensor:
-    """``taken`` before the first step."""
-    return torch.zeros((), dtype=torch.int64, device=device)
-
-
 def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
