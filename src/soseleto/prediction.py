@@ -104,7 +104,7 @@ class Predictor:
 
     def _stored(self, inputs: Any) -> Inputs:
         if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
-            return self.preparation.tokens(inputs)
+            return self.preparation.tokenizer.encode(inputs)
         if isinstance(inputs, list) and any(isinstance(part, Tensor) for part in inputs):  # arguments of the model
             return pytree.tree_map(torch.as_tensor, structure.plain(inputs))
         return inputs_of(inputs, name="given")

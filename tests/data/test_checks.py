@@ -63,7 +63,7 @@ def test_they_stop_or_are_left_out(messy):
     assert "yak/0104.png" not in pair.target.ids
     assert pair.test.ids == ("ant/0201.png", "bee/0202.png")
     assert {one for problem in pair.dropped for one in problem.ids} >= {"yak/0104.png", "gnu/0203.png"}
-    assert all(problem.to_dict()["text"] for problem in pair.dropped)
+    assert all(problem.text for problem in pair.dropped)
     again = check_pair(pair.source, pair.target, pair.test, mode="noisy")
     assert not [problem for problem in again if problem.stops]
 

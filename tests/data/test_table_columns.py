@@ -14,7 +14,7 @@ import torch
 
 from fabricated import saved
 from soseleto.data import ProblemsError, Reading, TablePreparation, as_examples, read_pair
-from soseleto.data.cells import MISSING
+from soseleto.data.cells import MISSING, plan_of
 from soseleto.data.columns import FIRST, GONE, OTHER
 from soseleto.errors import DataError, UsageError
 
@@ -75,7 +75,7 @@ def test_kinds_are_inferred_alike_from_files_and_frames(source, tmp_path):
     why = {one.name: one.why for one in from_file.preparation.seen if one.why}
     assert why["answer"] == "it is a copy of the label"
     assert why["planet"] == "it is constant"
-    plan = "\n".join(from_file.preparation.describe())
+    plan = "\n".join(plan_of(from_file.preparation.seen))
     assert "age          number          6  " in plan
 
 

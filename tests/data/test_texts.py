@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from soseleto.data import Reading, TablePreparation, read_pair
+from soseleto.data.cells import plan_of
 from soseleto.data.text import (
     NO_TOKEN,
     TextExamples,
@@ -90,7 +91,7 @@ def test_the_only_text_column_is_found_and_others_are_left_out(tables, tokenizer
     pair = read_pair(*tables, mode="noisy", reading=reading)
     assert isinstance(pair.preparation, TextPreparation)
     assert pair.preparation.column == "review"
-    assert "the model reads the text alone" in "\n".join(pair.preparation.describe())
+    assert "the model reads the text alone" in "\n".join(plan_of(pair.preparation.seen))
     assert isinstance(pair.source, TextExamples)
     kept = TextPreparation.from_dict(pair.preparation.to_dict(), tokenizer.json)
     assert kept == pair.preparation

@@ -57,7 +57,7 @@ def test_the_summary_states_the_main_numbers(page: str) -> None:
 
 def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(run: RunFolder, page: str) -> None:
     assert "the target loss is &lt;small&gt;" in page
-    run.write_json(PROBLEMS, [Problem("source", "not read", "1 file <b>", stops=False).to_dict()])
+    run.write_json(PROBLEMS, [vars(Problem("source", "not read", "1 file <b>", stops=False))])
     assert "<li>source: 1 file &lt;b&gt;</li>" in render(run.path)
     assert "two &lt;b&gt;features" in page
     assert "right &amp; proper" in page

@@ -27,8 +27,7 @@ from soseleto.models.architectures import linear
 from soseleto.models.trunk_and_heads import InUnits, Learned, last_linear, to_bytes
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
-from soseleto.run_folder.cache import CHECKED, kept_features
-from soseleto.run_folder.files import as_json
+from soseleto.run_folder.files import CHECKED, as_json, kept_features
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit

@@ -42,7 +42,9 @@ class running_mean(Direction):
     def init(self, task: Task) -> State:
         layers = self.layers
         if not isinstance(layers, str | tuple | None):
-            raise UsageError(f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example.")
+            raise UsageError(
+                f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example."
+            )
         if layers is not None and not any(name.startswith(layers) for name in task.shared):
             raise UsageError(f"layers={layers} match none of θ's parameters: {', '.join(sorted(task.shared))}.")
         return {"means": {}, "batches": torch.zeros((), dtype=torch.float64, device=task.device)}
