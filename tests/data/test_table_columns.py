@@ -223,7 +223,7 @@ def indexed(path: Path, start: float = 0.0) -> Path:
 def test_a_pandas_index_is_no_feature_and_that_is_said(name: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / "other" / name, 0.25), mode="noisy")
-    assert pair.columns == ("a", "b")
+    assert pair.preparation.names == ("a", "b")
     (said,) = [str(problem) for problem in pair.problems if problem.kind == "left out"]
     assert said.startswith("source: not used as features")
     assert "since it is the index of pandas" in said
