@@ -16,7 +16,7 @@ from soseleto.data.text import (
     length_batches,
     padded_length,
 )
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 from soseleto.models.pretrained import make_text_model, open_text_model
 from tiny_text_model import make_folder, write_reviews
 
@@ -154,11 +154,3 @@ def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="hf:nobody/nothing is no folder here and could not be loaded from") as caught:
         open_text_model("hf:nobody/nothing")
     assert "\n" not in str(caught.value)
-
-
-def test_without_transformers_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(DataError, match=r"type pip install 'soseleto\[transformers\]'"):
-        open_text_model(f"hf:{folder}")
