@@ -69,7 +69,7 @@ def method(epochs: int, *, frozen: bool) -> soseleto.Soseleto:
 def rows_of(cell: tuple[Any, ...], folder: Path, features: Path, models: Path, device: str) -> list[dict[str, Any]]:
     name, n, noise, rate = cell
     parts, prepare = stored(name, features, models), encoding.preparation(folder, 64)
-    tokens = prepare.tokens(texts_of(name))
+    tokens = prepare.tokenizer.encode(texts_of(name))
     draw = with_mistakes(drawn(name, DEVELOPMENT, parts, n), noise, rate, DEVELOPMENT)
     place = {row.tobytes(): at for at, row in enumerate(parts["x"].astype(np.float32))}
 

@@ -19,7 +19,7 @@ from soseleto.data.text import TextExamples, TextPreparation, Tokenizer
 from soseleto.errors import UsageError
 from soseleto.models.pretrained import make_text_model, open_text_model
 from soseleto.parallel.reducer import choose_device
-from soseleto.run_folder.cache import CHECKED, kept_features
+from soseleto.run_folder.files import CHECKED, kept_features
 
 _TOGETHER = 128  # texts per forward pass
 
@@ -43,7 +43,7 @@ def preparation(folder: Path, max_tokens: int) -> TextPreparation:
 def embeddings(texts: Sequence[str], folder: Path, max_tokens: int, device: str = "auto") -> Tensor:
     """(N, width) float32 on the CPU: the mean of the last hidden states over the tokens of each text."""
     prepare = preparation(folder, max_tokens)
-    tokens = prepare.tokens(texts)
+    tokens = prepare.tokenizer.encode(texts)
     made = partial(_embedded, prepare=prepare, folder=folder, device=choose_device(device))
     key = f"{folder.name}-{hashlib.sha256(tokens.numpy().tobytes()).hexdigest()}"
     return torch.from_numpy(kept_features(key, lambda: made(tokens).numpy(), lambda: made(tokens[:CHECKED]).numpy()))

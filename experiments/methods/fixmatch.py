@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.teacher import TaughtState, Teacher, joint_scores, no_steps, require_classes, views_of
+from soseleto.methods.teacher import TaughtState, Teacher, joint_scores, require_classes, views_of
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -56,7 +57,7 @@ class FixMatch:
             task,
             weights=Weights(task.n_source, device=task.device),
             teacher=Teacher(task.model, self.teacher),
-            taken=no_steps(task.device),
+            taken=torch.zeros((), dtype=torch.int64, device=task.device),
         )
 
     def step(self, state: TaughtState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from experiments.methods.two_networks import Networks
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
+from soseleto.methods.baselines import share_of_target
 from soseleto.methods.strong import LATER, Strong, StrongState
 from soseleto.methods.teacher import clean_share, view_scores, views_of
 from soseleto.task.task import Task, load_tree
@@ -51,7 +52,7 @@ class StrongPair(Strong):
         pairs = zip(task.model.both, (by_second, by_first), strict=True)
         losses = [self.losses(state, network, given, views, source, target) for network, given in pairs]
         of_source, of_target = (torch.stack(each) for each in zip(*losses, strict=True))
-        a = self.share(state, source, target)
+        a = share_of_target(self.target_share, source, target)
         loss = (1.0 - a) * of_source.mean(1) + a * of_target.mean(1)
         state.take(gradient(loss.sum(), trainable(task.model)))
         state.move_teacher()

@@ -16,7 +16,7 @@ from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.baselines import PhasedState
-from soseleto.methods.teacher import no_steps, view_scores, views_of
+from soseleto.methods.teacher import view_scores, views_of
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights
@@ -81,7 +81,7 @@ class PairState(PhasedState):
             weights=Weights(task.n_source, device=task.device),
             first_phase=round(warm_up * task.steps),
             networks=networks,
-            taken=no_steps(task.device),
+            taken=torch.zeros((), dtype=torch.int64, device=task.device),
             key=int(torch.randint(1 << 62, ())),
             **own,
         )

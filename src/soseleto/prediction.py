@@ -33,9 +33,8 @@ from soseleto.data.tables import frame_table, is_frame
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.architectures import is_file, make_model
-from soseleto.models.learned import Learned, from_bytes
 from soseleto.models.pretrained import PretrainedText, TextClassifier, TextEncoder, is_pretrained, rebuilt
-from soseleto.models.trunk_and_heads import InUnits, TrunkAndHeads, evaluation_mode
+from soseleto.models.trunk_and_heads import InUnits, Learned, TrunkAndHeads, evaluation_mode, from_bytes
 from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import aside, json_of, readable, writing
 from soseleto.run_folder.folder import FIRST, LEARNER, PRETRAINED, RunFolder, require_writable
@@ -105,7 +104,7 @@ class Predictor:
 
     def _stored(self, inputs: Any) -> Inputs:
         if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
-            return self.preparation.tokens(inputs)
+            return self.preparation.tokenizer.encode(inputs)
         if isinstance(inputs, list) and any(isinstance(part, Tensor) for part in inputs):  # arguments of the model
             return pytree.tree_map(torch.as_tensor, structure.plain(inputs))
         return inputs_of(inputs, name="given")

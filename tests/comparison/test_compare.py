@@ -210,7 +210,8 @@ def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
     compared = compare(**data, out=out)
     assert compared.kept.classes == ("a", "b")
     assert json.loads((out / "source.json").read_text())["path"] == str(data["source"])
-    assert json.loads((out / "config.json").read_text())["columns"] == ["x", "y"]
+    prepared = json.loads((out / "config.json").read_text())["prepare"]["standardize"]
+    assert [column["name"] for column in prepared["columns"]] == ["x", "y"]
 
 
 # The first answer

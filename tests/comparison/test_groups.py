@@ -100,7 +100,7 @@ def test_tables_with_copies_groups_contradictions_and_the_test_set_in_the_source
     assert "the source has copies of 1 test example (test 3 = source 10, test 3 = source 12): 2 source " in str(left)
     assert "20 source examples are of groups that the test has too" in str(left)
     assert {"10", "12", "1", "4"}.isdisjoint(pair.source.ids)
-    assert "who" not in (pair.columns or ())
+    assert "who" not in (pair.preparation.names if pair.preparation else ())
     groups = pair.target.groups.tolist()
     assert len(set(groups)) == 1  # all of p1, of q, and rows 0 and 7, which join these
     assert "kept together" in texts["groups"]

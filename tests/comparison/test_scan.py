@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import soseleto
 from soseleto.cli.commands import app
 from soseleto.errors import DataError, UsageError
-from soseleto.models.learned import from_bytes, to_bytes
+from soseleto.models.trunk_and_heads import from_bytes, to_bytes
 from soseleto.report import write_report
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.cross_fit import cross_fit

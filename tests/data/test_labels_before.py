@@ -23,7 +23,7 @@ def test_a_column_of_the_target_is_read_and_is_no_feature(tmp_path: Path) -> Non
     table = tmp_path / "target.csv"
     write(table, "a,label,was,id\n4,cat,dog,x\n5,,dog,y\n6,eel,cat,z\n7,dog,,u\n")
     pair = read_pair(source, table, mode="noisy", reading=Reading(before_column="was"), skip_bad=True)
-    assert pair.columns == ("a",)
+    assert pair.preparation.names == ("a",)
     assert pair.target.ids == ("x", "z", "u")
     assert pair.labels_before.tolist() == [1, 0, -1]  # examples that are left out leave no gap
     with pytest.raises(UsageError, match=r"no column 'wsa' for before_column .did you mean 'was'"):
@@ -59,16 +59,17 @@ def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
     assert pair.checked == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
 
 
-@pytest.mark.parametrize("by", ["fit", "command"])
-def test_a_run_remembers_the_copies_and_their_checked_labels(tmp_path: Path, by: str) -> None:
+def test_a_run_remembers_the_copies_and_their_checked_labels_which_are_planted(tmp_path: Path) -> None:
     source, target = checked(tmp_path, differ=True)
-    if by == "fit":
-        soseleto.fit(soseleto.models.mlp(4, 2), source, target, epochs=1, out=tmp_path / "run")
-    else:
-        words = ["--epochs", "1", "--folds", "0", "--no-baselines", "--probes", "0"]
-        run("fit", f"--source={source}", f"--target={target}", f"--out={tmp_path / 'run'}", *words)
-    known = RunFolder.open(tmp_path / "run").source()
-    assert known["checked"] == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
+    network, more = soseleto.models.mlp(4, 2), {"lr": 0.001, "probes": 0.5, "device": "cpu"}
+    made = soseleto.fit(network, source, target, epochs=1, out=tmp_path / "fit", **more)
+    words = ["--epochs", "1", "--folds", "0", "--no-baselines", "--probes", "0"]
+    run("fit", f"--source={source}", f"--target={target}", f"--out={tmp_path / 'command'}", *words)
+    for by in ("fit", "command"):
+        known = RunFolder.open(tmp_path / by).source()
+        assert known["checked"] == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
+    assert made.evidence.judgement.before is not None
+    assert made.suspects().basis == "from earlier labels"
 
 
 def test_copies_under_the_same_label_stop_the_training(tmp_path: Path) -> None:
@@ -76,11 +77,3 @@ def test_copies_under_the_same_label_stop_the_training(tmp_path: Path) -> None:
         read_pair(*checked(tmp_path, differ=False), mode="noisy")
     pair = read_pair(*checked(tmp_path, differ=False), mode="noisy", skip_bad=True)
     assert pair.labels_before is None
-
-
-def test_found_labels_are_planted(tmp_path: Path) -> None:
-    made = soseleto.fit(
-        soseleto.models.mlp(4, 2), *checked(tmp_path, differ=True), epochs=1, lr=0.001, probes=0.5, device="cpu"
-    )
-    assert made.evidence.judgement.before is not None
-    assert made.suspects().basis == "from earlier labels"

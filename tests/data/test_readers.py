@@ -188,7 +188,7 @@ def test_sets_must_fit_together(tmp_path, image_folder):
     turned = write_table(tmp_path / "t.csv", {"b": [7, 8], "label": ["x", "y"], "a": [5, 6]})
     pair = read_pair(table, turned, mode="noisy")
     assert pair.target.inputs.tolist() == [[5, 7], [6, 8]]  # by name, in the source's order
-    assert pair.columns == ("a", "b")
+    assert pair.preparation.names == ("a", "b")
     other = write_table(tmp_path / "u.csv", {"a": [5, 6], "label": ["x", "y"]})
     with pytest.raises(DataError, match="the target table lacks b"):
         read_pair(table, other, mode="noisy")

@@ -1,6 +1,5 @@
 """No code runs from data, nothing is written or read outside its folder, bombs are refused."""
 
-import io
 import os
 import struct
 import subprocess
@@ -21,19 +20,11 @@ from soseleto.data import ProblemsError, Reading, as_examples, check_pair, image
 from soseleto.errors import DataError
 from soseleto.run_folder.source import image_from_file
 
-
-def test_an_array_that_claims_to_be_huge(tmp_path):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x.npy", header.getvalue())
-        archive.writestr("y.npy", header.getvalue())
-    with pytest.raises(DataError, match=r"a.npz cannot be read"):
-        as_examples(tmp_path / "a.npz", name="source")
+HUGE = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({1 << 40},), }}"
 
 
 @pytest.mark.parametrize(
-    "header", ["{'descr': '<i8', 'shape\xff\x7f2,), }", "{'descr': " + "(" * 9000, "{'descr': '<i8'}"]
+    "header", ["{'descr': '<i8', 'shape\xff\x7f2,), }", "{'descr': " + "(" * 9000, "{'descr': '<i8'}", HUGE]
 )
 def test_a_damaged_array_header_is_refused_in_one_sentence(tmp_path: Path, header: str) -> None:
     """NumPy tokenises the first without finding its end; the second is nested deeper than Python parses."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from soseleto.data import Reading, TablePreparation, read_pair
+from soseleto.data.cells import plan_of
 from soseleto.data.text import (
     NO_TOKEN,
     TextExamples,
@@ -15,7 +16,7 @@ from soseleto.data.text import (
     length_batches,
     padded_length,
 )
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 from soseleto.models.pretrained import make_text_model, open_text_model
 from tiny_text_model import make_folder, write_reviews
 
@@ -90,7 +91,7 @@ def test_the_only_text_column_is_found_and_others_are_left_out(tables, tokenizer
     pair = read_pair(*tables, mode="noisy", reading=reading)
     assert isinstance(pair.preparation, TextPreparation)
     assert pair.preparation.column == "review"
-    assert "the model reads the text alone" in "\n".join(pair.preparation.describe())
+    assert "the model reads the text alone" in "\n".join(plan_of(pair.preparation.seen))
     assert isinstance(pair.source, TextExamples)
     kept = TextPreparation.from_dict(pair.preparation.to_dict(), tokenizer.json)
     assert kept == pair.preparation
@@ -153,11 +154,3 @@ def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="hf:nobody/nothing is no folder here and could not be loaded from") as caught:
         open_text_model("hf:nobody/nothing")
     assert "\n" not in str(caught.value)
-
-
-def test_without_transformers_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(DataError, match=r"type pip install 'soseleto\[transformers\]'"):
-        open_text_model(f"hf:{folder}")

@@ -103,9 +103,14 @@ class Kept(loggers.EpochLogger):
         self.closed += 1
 
 
-def test_every_epoch_reaches_the_loggers_and_every_event_the_functions_beside_them() -> None:
-    kept, events = Kept(), list[str]()
-    train(None, epochs=2, progress=[lambda event, record: events.append(event), kept, lambda *_: events.append("too")])
+def test_every_epoch_reaches_the_loggers_and_every_event_the_functions_beside_them(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
+    kept, board, events = Kept(), loggers.TensorBoard(tmp_path), list[str]()
+    functions = [lambda event, record: events.append(event), lambda *_: events.append("too")]
+    train(None, epochs=2, progress=[functions[0], kept, board, functions[1]])
+    written = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in written.Scalars("source_loss")] == [8, 16]
     assert events.count("start") == 1
     assert events.count("too") == len(events) / 2
     assert [step for step, _ in kept.seen] == [8, 16]
@@ -154,14 +159,6 @@ def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
         made.log(3, {"a": 1.0})
         made.close()
     assert calls == ["file:x", (3, {"a": 1.0}), "finished", ("run of e", "a", 1.0, 3), "terminated"]
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing import event_accumulator as accumulator
-
-    train(None, epochs=2, progress=[loggers.TensorBoard(tmp_path)])
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    assert [event.step for event in events.Scalars("source_loss")] == [8, 16]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

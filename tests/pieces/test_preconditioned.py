@@ -114,28 +114,11 @@ def test_parameters_that_the_optimizer_does_not_step_are_left_out() -> None:
     assert set(directions(piece, gradient, model, optimizer)) == set(gradient)
 
 
-def _loop() -> None:
+def test_what_cannot_be_followed_is_refused() -> None:
+    method, x, y = Soseleto(direction=preconditioned()), torch.randn(9, 4), torch.arange(9) % 3
+    with pytest.raises(UsageError, match="knows the optimizers Adam, AdamW and NAdam, got SGD"):
+        soseleto.fit(network().float(), (x, y), (x, y), epochs=1, method=method, optimizer=lambda p: SGD(p, lr=0.1))
     loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
-    examples = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
-    Selection(network(), n_source=N, loss=loss, method=_method()).backward(examples, examples, index=torch.arange(9))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: _fit(lambda p: SGD(p, lr=0.1)), "knows the optimizers Adam, AdamW and NAdam, got SGD"),
-        (_loop, "optimizer=optimizer"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        make()
-
-
-def _method() -> Soseleto:
-    return Soseleto(direction=preconditioned())
-
-
-def _fit(optimizer: Any) -> None:
-    x, y = torch.randn(9, 4), torch.arange(9) % 3
-    soseleto.fit(network().float(), (x, y), (x, y), epochs=1, method=_method(), optimizer=optimizer)
+    selection = Selection(network().float(), n_source=N, loss=loss, method=method)
+    with pytest.raises(UsageError, match="optimizer=optimizer"):
+        selection.backward((x, y), (x, y), index=torch.arange(9))

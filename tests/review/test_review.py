@@ -113,13 +113,12 @@ def test_the_link_works_once_and_nothing_works_without_it(run: RunFolder) -> Non
     assert read_decisions(run) == {}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost:{port}", None])
-def test_other_hosts_are_refused(run: RunFolder, host: str | None) -> None:
+def test_other_hosts_are_refused(run: RunFolder) -> None:
     with serving(run) as server:
-        named = host and host.format(port=server.server_address[1])
-        for path in ("/", f"/?token={server.review.token}", "/state", "/picture/0"):
-            assert ask(server, "GET", path, Host=named)[0] == 421
-        assert ask(server, "POST", "/decide", drop_first(server), Host=named)[0] == 421
+        for host in ("evil.example", f"localhost:{server.server_address[1]}", None):
+            for path in ("/", f"/?token={server.review.token}", "/state", "/picture/0"):
+                assert ask(server, "GET", path, Host=host)[0] == 421
+            assert ask(server, "POST", "/decide", drop_first(server), Host=host)[0] == 421
     assert read_decisions(run) == {}
 
 
@@ -133,11 +132,11 @@ FOREIGN: list[dict[str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_posts_from_other_sites_are_refused(run: RunFolder, headers: dict[str, str | None]) -> None:
+def test_posts_from_other_sites_are_refused(run: RunFolder) -> None:
     with serving(run) as server:
-        assert ask(server, "POST", "/decide", drop_first(server), **headers)[0] == 403
-        assert ask(server, "POST", "/undo", b"{}", **headers)[0] == 403
+        for headers in FOREIGN:
+            assert ask(server, "POST", "/decide", drop_first(server), **headers)[0] == 403, headers
+            assert ask(server, "POST", "/undo", b"{}", **headers)[0] == 403, headers
     assert read_decisions(run) == {}
 
 
@@ -156,10 +155,9 @@ PATHS = (
 )
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
-def test_there_are_no_paths_to_files(run: RunFolder, path: str) -> None:
+def test_there_are_no_paths_to_files(run: RunFolder) -> None:
     with serving(run) as server:
-        assert ask(server, "GET", path)[0] == 404
+        assert {path: ask(server, "GET", path)[0] for path in PATHS} == dict.fromkeys(PATHS, 404)
 
 
 BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
@@ -181,12 +179,10 @@ BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "headers", "status"), BODIES)
-def test_bodies_that_are_not_a_decision_are_refused(
-    run: RunFolder, body: bytes, headers: dict[str, str | None], status: int
-) -> None:
+def test_bodies_that_are_not_a_decision_are_refused(run: RunFolder) -> None:
     with serving(run) as server:
-        assert ask(server, "POST", "/decide", body, **headers)[0] == status
+        for body, headers, status in BODIES:
+            assert ask(server, "POST", "/decide", body, **headers)[0] == status, (body[:40], headers)
     assert read_decisions(run) == {}
 
 

@@ -12,7 +12,7 @@ import torch
 import soseleto
 from fabricated import fabricate
 from soseleto.errors import DataError
-from soseleto.models.architectures import by_name
+from soseleto.models.architectures import mlp
 from soseleto.report import write_report
 from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder import files
@@ -24,17 +24,6 @@ def run(tmp_path: Path) -> RunFolder:
     folder = fabricate(tmp_path / "run", n=40, epochs=2)
     folder.end({"event": "end"})
     return folder
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> RunFolder:
-    out = tmp_path / "trained"
-    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
-    source = soseleto.Examples(x, x[:, :3].argmax(1), classes=("a", "b", "c"))
-    checkpoints = soseleto.Checkpoints(notes={"model": "mlp", "n_classes": 3})
-    model = by_name("mlp", classes=3, shape=(4,))
-    soseleto.fit(model, source, source, epochs=1, out=out, device="cpu", checkpoints=checkpoints)
-    return RunFolder(out)
 
 
 def test_every_file_is_listed_and_later_writes_keep_the_list_current(run: RunFolder, tmp_path: Path) -> None:
@@ -108,8 +97,11 @@ def test_a_decision_that_was_cut_off_is_ignored_and_one_that_was_lost_is_not(
         read_decisions(run)
 
 
-def test_the_model_of_a_rival_that_was_kept_is_verified(trained: RunFolder) -> None:
-    run = trained
+def test_the_model_of_a_rival_that_was_kept_is_verified(tmp_path: Path) -> None:
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    given, notes = (x, x[:, :3].argmax(1)), soseleto.Checkpoints(notes={"model": "mlp", "n_classes": 3})
+    soseleto.fit(mlp(4, 3), given, given, epochs=1, out=tmp_path / "run", device="cpu", checkpoints=notes)
+    run = RunFolder(tmp_path / "run")
     run.keep_model(run)
     run.write_json(COMPARISON, {"rows": [], "kept": "mixed"})
     run.write_json(CALIBRATION, json.loads('{"temperature": 2.0}'))

@@ -94,9 +94,6 @@ def test_without_suspects_only_the_share_is_known() -> None:
     assert list(estimates) == ["wrong_share"]
     share = estimates["wrong_share"]
     assert 0.0 == share.low == share.value < share.high < 0.25
-
-
-def test_a_million_examples_take_no_time() -> None:
     assert figures([stratum(1_000_000, 60, 0, 0.02, suspects=False)])["wrong_share"].high < 0.1
 
 

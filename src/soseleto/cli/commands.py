@@ -29,9 +29,6 @@ Device = Annotated[str, typer.Option(help=DEVICE)]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")]
 Port = Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")]
-Raw = Annotated[
-    bool, typer.Option("--raw", help="Leave text in CSV as it is, also where a spreadsheet takes it for a formula.")
-]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")]
 
 
@@ -130,7 +127,6 @@ def rank(
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
-    raw: Raw = False,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -144,7 +140,7 @@ def rank(
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     check_output(run, out, force)
-    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects, raw=raw)
+    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
     write(content, out)
     if suspects:
         typer.echo(describe_list(run), err=True)
@@ -163,7 +159,6 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse values that are not as in the training, instead of a warning.")
     ] = False,
-    raw: Raw = False,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -180,7 +175,7 @@ def predict(
     from soseleto.data.read import read_inputs
     from soseleto.data.tables import SUFFIXES
     from soseleto.prediction import load
-    from soseleto.report.export import written
+    from soseleto.report.export import WRITERS
 
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
@@ -205,7 +200,7 @@ def predict(
     for column in columns.values():
         column[~inputs.usable.numpy()] = None
     columns = {"path": np.array(inputs.names, dtype=object), **columns}
-    write(written(columns, format, raw=raw), out)
+    write(WRITERS[format](columns), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")

@@ -20,6 +20,7 @@ from soseleto.comparison.scan import scan as judge
 from soseleto.comparison.trainings import Comparing
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
 from soseleto.data.augment import AnyViews
+from soseleto.data.cells import plan_of
 from soseleto.data.text import TextPreparation
 from soseleto.defaults import resolve
 from soseleto.errors import UsageError, counted, did_you_mean, need
@@ -125,11 +126,11 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None],
 def describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
     """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
     if isinstance(pair.preparation, TextPreparation) and options.model is not None:
-        folder.write_json(PRETRAINED, open_text(options.model).to_dict(), indent=None)
+        folder.write_json(PRETRAINED, vars(open_text(options.model)), indent=None)
     remember(folder, options.source, pair, sha256, options.reading())
     if pair.problems:
         dropped = set(pair.dropped)
-        problems = [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]
+        problems = [{**vars(problem), "left_out": problem in dropped} for problem in pair.problems]
         folder.write_json(PROBLEMS, problems)
 
 
@@ -143,7 +144,7 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
     pair, sha256 = read(options, Single())
     training = Training(options, pair, Single())
-    described = [] if pair.preparation is None else pair.preparation.describe()
+    described = [] if pair.preparation is None else plan_of(pair.preparation.seen)
     sizes = f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}"
     for line in [*map(str, pair.problems), *described, f"{sizes}, on {_features(options, training)}"]:
         echo(line)
@@ -178,7 +179,7 @@ def _features(options: FitOptions, training: Training) -> str:
         return f"the frozen features of {options.model}"
     if len(training.shape) == 3:
         return "pixels; a pretrained network knows more: --model timm:NAME or hf:FOLDER_OR_ID"
-    return "the columns of the table" if training.pair.columns is not None else "the inputs themselves"
+    return "the columns of the table" if training.pair.preparation is not None else "the inputs themselves"
 
 
 @dataclass(frozen=True)
@@ -240,12 +241,10 @@ class Training:
     def notes(self) -> dict[str, Any]:
         """Entries of ``config.json``, from which ``load`` builds the model again."""
         _, described = self._made()
-        columns = self.pair.columns
         return {
             "model": self.model,
             **({} if described is None else {"pretrained": described}),
             "n_classes": self.classes,
-            "columns": None if columns is None else list(columns),
         }
 
     @property
@@ -273,7 +272,7 @@ class Training:
         model = self.make()
         batch = resolve(model, n_source=len(pair.source), batch_size=options.batch_size).batch_size
         lines = [
-            *([] if pair.preparation is None else pair.preparation.describe()),
+            *([] if pair.preparation is None else plan_of(pair.preparation.seen)),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
             f"{counted(comparing.epochs, 'epoch')} in batches of {batch}",
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "

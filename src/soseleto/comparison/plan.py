@@ -16,7 +16,7 @@ from soseleto.data import Examples, Pair, generator
 from soseleto.data.lazy import ExampleSet
 from soseleto.defaults import is_pretrained
 from soseleto.errors import UsageError
-from soseleto.models.learned import last_linear
+from soseleto.models.trunk_and_heads import last_linear
 from soseleto.suspects.probes import AUTO_SHARE, FEWEST, Share
 from soseleto.training.data import enough_trusted
 from soseleto.training.options import Compute

@@ -24,12 +24,10 @@ from soseleto.data.examples import content_of
 from soseleto.data.groups import kept_together
 from soseleto.errors import UsageError
 from soseleto.models.architectures import linear
-from soseleto.models.learned import Learned, last_linear, to_bytes
-from soseleto.models.trunk_and_heads import InUnits
+from soseleto.models.trunk_and_heads import InUnits, Learned, last_linear, to_bytes
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single, choose_device
-from soseleto.run_folder.cache import CHECKED, kept_features
-from soseleto.run_folder.files import as_json
+from soseleto.run_folder.files import CHECKED, as_json, kept_features
 from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.cross_fit import FOLDS, ROUNDS, Array, Beliefs, cross_fit
@@ -189,7 +187,6 @@ def _answered(
         "task": network.kind,
         "n_classes": classes,
         "device": str(device),
-        **({} if data.columns is None else {"columns": list(data.columns)}),
         **facts_of(data, data.source, network),
         **data.fingerprints(),
         **options.checkpoints.notes,

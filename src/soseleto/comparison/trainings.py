@@ -24,8 +24,7 @@ from soseleto.data.text import TextPreparation
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve, to_data
 from soseleto.errors import TrainingError, UsageError, counted, first_line
 from soseleto.methods.strong import Strong
-from soseleto.models.learned import Learned
-from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.models.trunk_and_heads import Learned, TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.prediction import Predictor, fit_temperature, load_run
 from soseleto.run_folder.folder import CALIBRATION, COMPARISON, FIRST, PARTS, REVIEW, SOURCE, RunFolder
@@ -244,7 +243,7 @@ class Comparing:
             self._require_same(folder)
         notes = self._all_notes
         if self.features != "network":  # without the name of the network, which it does not use
-            notes = {name: value for name, value in notes.items() if name in ("columns", "asked")}
+            notes = {"asked": notes["asked"]} if "asked" in notes else {}
         self.trained[SCAN] = scan(
             self.pair.source,
             self.pair.target,
@@ -362,8 +361,7 @@ class Comparing:
     @cached_property
     def _all_notes(self) -> dict[str, Any]:
         """Entries of ``config.json`` of every training; "asked" must be the same to continue."""
-        columns = {} if self.pair.columns is None else {"columns": list(self.pair.columns)}
-        return {**columns, **self.checkpoints.notes, **self._notes}
+        return {**self.checkpoints.notes, **self._notes}
 
     @cached_property
     def _notes(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells
-from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
+from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of
 from soseleto.data.columns import Category, Column, Date, Number, Place, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.structure import PIECE, check_size
@@ -147,9 +147,6 @@ class TablePreparation:
             for column, stored, gone in self.stored(inputs)
             if not isinstance(column, Text)
         }
-
-    def describe(self) -> list[str]:
-        return plan_of(self.seen)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values, for the run folder."""

@@ -52,11 +52,6 @@ class Pair:
     checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
 
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The names of a table's stored numbers."""
-        return None if self.preparation is None else self.preparation.names
-
 
 def read_pair(
     source: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-compatible values, for the run folder."""
-        return {**asdict(self), "ids": list(self.ids)}
 
 
 class ProblemsError(DataError):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soseleto.data import cells
 from soseleto.data.batches import generator, source_batches, source_order
-from soseleto.data.cells import Seen, plan_of
+from soseleto.data.cells import Seen
 from soseleto.data.examples import Examples
 from soseleto.data.structure import Inputs, check_size
 from soseleto.errors import DataError, first_line, need
@@ -80,10 +80,7 @@ class TextPreparation:
 
     def read(self, table: Any) -> Tensor:
         """The tokens of a pyarrow table, (N, longest) int32."""
-        return self.tokens(cells.words(table[self.column]).to_pylist())
-
-    def tokens(self, texts: Sequence[str | None]) -> Tensor:
-        return self.tokenizer.encode(texts)
+        return self.tokenizer.encode(cells.words(table[self.column]).to_pylist())
 
     def __call__(self, tokens: Tensor) -> dict[str, Tensor]:
         """Tokens as the model gets them: ``input_ids`` and ``attention_mask``, on the same device."""
@@ -94,9 +91,6 @@ class TextPreparation:
     def cut(self, tokens: Tensor) -> Tensor:
         """(N,) whether a text may be longer than its tokens (N, longest)."""
         return tokens[:, -1] != NO_TOKEN
-
-    def describe(self) -> list[str]:
-        return plan_of(self.seen)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values; the tokenizer itself is a file of the run folder."""

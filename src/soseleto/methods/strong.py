@@ -26,7 +26,7 @@ from soseleto.data.structure import Inputs
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.baselines import require_share
+from soseleto.methods.baselines import require_share, share_of_target
 from soseleto.methods.teacher import (
     Judge,
     TaughtState,
@@ -34,7 +34,6 @@ from soseleto.methods.teacher import (
     clean_share,
     joint_scores,
     mixed,
-    no_steps,
     one_hot,
     require_classes,
     sharpened,
@@ -105,7 +104,7 @@ class Strong:
             "teacher": Teacher(task.model, self.teacher),
             "judge": judge,
             "beliefs": judge.init(task.device),
-            "taken": no_steps(task.device),
+            "taken": torch.zeros((), dtype=torch.int64, device=task.device),
             "key": int(torch.randint(1 << 62, ())),
         }
 
@@ -116,17 +115,13 @@ class Strong:
             given, w = self.believed(state, judged, state.beliefs, source, target)
         state.judged = judged
         of_source, of_target = self.losses(state, state.task.model, given, views, source, target)
-        a = self.share(state, source, target)
+        a = share_of_target(self.target_share, source, target)
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
         state.take(gradient(loss, trainable(state.task.model)))
         state.move_teacher()
         state.report(source.index, w, later=LATER)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
-
-    def share(self, state: StrongState, source: Batch, target: Batch) -> float:
-        """a: as given, or such that every example has the same weight."""
-        return target.total / (source.total + target.total) if self.target_share is None else self.target_share
 
     def losses(
         self, state: StrongState, network: nn.Module, given: Tensor, views: list[Inputs], source: Batch, target: Batch

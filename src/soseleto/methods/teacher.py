@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,12 +58,6 @@ class Teacher:
         for mine, its in zip(_tensors(self.model), _tensors(model), strict=True):
             its.copy_(mine)
 
-    def state(self) -> dict[str, Tensor]:
-        return dict(self.model.state_dict())
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state)
-
 
 @dataclass(kw_only=True)
 class TaughtState(State):
@@ -91,17 +86,12 @@ class TaughtState(State):
             self.teacher.replace(self.task.model)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "teacher": self.teacher.state(), "taken": self.taken}
+        return {**super().state(), "teacher": dict(self.teacher.model.state_dict()), "taken": self.taken}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self.teacher.load_state(state["teacher"])
+        self.teacher.model.load_state_dict(state["teacher"])
         self.taken.copy_(state["taken"])
-
-
-def no_steps(device: torch.device) -> Tensor:
-    """``taken`` before the first step."""
-    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
@@ -257,13 +247,10 @@ def quantiles(u: Tensor, a: float) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _table(a: float, device: str) -> Tensor:
-    """Beta quantiles at 0, 1/(K − 1), ..., 1. In the angle t with λ = sin² t the density is (sin t cos t)^(2a − 1)."""
-    edges = torch.linspace(0.0, torch.pi / 2, 1 << 18, dtype=torch.float64)
-    middle = (edges[1:] + edges[:-1]) / 2
-    mass = torch.cumsum((middle.sin() * middle.cos()) ** (2 * a - 1), 0)
-    below = torch.cat([mass.new_zeros(1), mass / mass[-1]])
-    at = torch.searchsorted(below, torch.linspace(0.0, 1.0, _KNOTS, dtype=torch.float64)).clamp(max=len(edges) - 1)
-    return edges[at].sin().square().float().to(device)
+    """Beta quantiles at 0, 1/(K − 1), ..., 1."""
+    from scipy.stats import beta
+
+    return torch.from_numpy(beta.ppf(np.linspace(0.0, 1.0, _KNOTS), a, a)).float().to(device)
 
 
 def _rectangles(area: Tensor, x: Tensor, y: Tensor, h: int, w: int) -> Tensor:

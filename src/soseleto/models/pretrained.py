@@ -85,7 +85,7 @@ class TextClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class PretrainedText:
-    """Architecture and tokenizer of a pretrained text model, without its weights.
+    """Architecture and tokenizer of a pretrained text model, without its weights; a run folder keeps its ``vars``.
 
     config: the model's ``config.json``
     tokenizer: the tokenizer's ``tokenizer.json``
@@ -107,10 +107,6 @@ class PretrainedText:
             config = transformers.AutoConfig.for_model(**self.config)
             language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
         return _with_classifier(language_model, mode, classes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-compatible values; ``PretrainedText(**fields)`` reads them."""
-        return {**vars(self), "config": dict(self.config), "special_tokens": dict(self.special_tokens)}
 
     def save(self, language_model: Any, classifier: nn.Linear, folder: Path, classes: Sequence[str]) -> None:
         """Write a trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.

@@ -24,23 +24,6 @@ ADAMS = (Adam, AdamW, NAdam)
 
 
 @dataclass(frozen=True)
-class last_batch(Direction):
-    """The target gradient of the step's own batch: the paper's.
-
-    layers: only parameters whose names begin with one of these; None takes all of θ.
-    """
-
-    layers: tuple[str, ...] | None = None
-
-    def init(self, task: Task) -> State:
-        _require_layers(self.layers, task)
-        return {}
-
-    def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
-        return _over(value, self.layers, step.task)
-
-
-@dataclass(frozen=True)
 class running_mean(Direction):
     """An exponential moving average of the target gradient, bias-corrected as in Adam.
 
@@ -57,11 +40,19 @@ class running_mean(Direction):
             raise UsageError(f"decay of running_mean must lie in [0, 1), got {self.decay}: 0 averages nothing.")
 
     def init(self, task: Task) -> State:
-        _require_layers(self.layers, task)
+        layers = self.layers
+        if not isinstance(layers, str | tuple | None):
+            raise UsageError(
+                f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example."
+            )
+        if layers is not None and not any(name.startswith(layers) for name in task.shared):
+            raise UsageError(f"layers={layers} match none of θ's parameters: {', '.join(sorted(task.shared))}.")
         return {"means": {}, "batches": torch.zeros((), dtype=torch.float64, device=task.device)}
 
     def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
-        gradients = _over(value, self.layers, step.task)
+        gradients = {name: g for name, g in value.items() if name in step.task.shared}
+        if self.layers is not None:
+            gradients = {name: g for name, g in gradients.items() if name.startswith(self.layers)}
         if self.decay == 0.0:
             return gradients
         gradients = {name: as_dtype(g, reductions_dtype(g.dtype)) for name, g in gradients.items()}
@@ -85,17 +76,9 @@ class running_mean(Direction):
         return (1.0 - torch.pow(self.decay, batches)).reciprocal() if self.decay else 1.0
 
 
-def _over(gradients: dict[str, Tensor], layers: tuple[str, ...] | None, task: Task) -> dict[str, Tensor]:
-    """The gradients over θ, or over the named layers of θ."""
-    shared = {name: g for name, g in gradients.items() if name in task.shared}
-    return shared if layers is None else {name: g for name, g in shared.items() if name.startswith(layers)}
-
-
-def _require_layers(layers: tuple[str, ...] | None, task: Task) -> None:
-    if not isinstance(layers, str | tuple | None):
-        raise UsageError(f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example.")
-    if layers is not None and not any(name.startswith(layers) for name in task.shared):
-        raise UsageError(f"layers={layers} match none of θ's parameters: {', '.join(sorted(task.shared))}.")
+def last_batch(layers: tuple[str, ...] | None = None) -> running_mean:
+    """The target gradient of the step's own batch: the paper's."""
+    return running_mean(0.0, layers)
 
 
 @dataclass(frozen=True)
@@ -118,7 +101,7 @@ class preconditioned(Direction):
         >>> method = Soseleto(direction=preconditioned(running_mean(0.95)))
     """
 
-    of: last_batch | running_mean = field(default_factory=running_mean)
+    of: running_mean = field(default_factory=running_mean)
 
     def init(self, task: Task) -> State:
         return self.of.init(task)
@@ -127,9 +110,7 @@ class preconditioned(Direction):
         if step.optimizer is None:
             raise UsageError("preconditioned reads the optimizer's state: write Selection(..., optimizer=optimizer).")
         found = self.of.update(value, state, step)
-        first: Tensor | float = 1.0
-        if isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
-            first = 1.0 / self.of.correction(state["batches"] + 1)
+        first = 1.0 / self.of.correction(state["batches"] + 1)  # ``correct`` multiplies by it, which is for g's size
         return as_optimizer_steps(found, step.optimizer, first)
 
     @property
@@ -152,8 +133,9 @@ def as_optimizer_steps(
     direction: dict[str, Tensor] = {}
     for name, g in gradients.items():
         if (kept := states.of(name)) is not None:
-            along = g * _of_adam(kept.state, kept.group) if _has_stepped(kept.state) else g.sign() * first
-            direction[name] = along * peak_rate(kept.group)
+            state, group = kept
+            along = g * _of_adam(state, group) if _has_stepped(state) else g.sign() * first
+            direction[name] = along * peak_rate(group)
     return direction
 
 

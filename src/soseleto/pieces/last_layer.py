@@ -104,24 +104,15 @@ class last_layer(Piece):
     def init(self, task: Task) -> State:
         if task.target_head:
             raise UsageError("last_layer needs one head for source and target, and mode='transfer' has two: drop it.")
-        batches = torch.zeros((), dtype=torch.float64, device=task.device)
-        return {"forms": chain(*self.forms).init(task), "mean": {}, "batches": batches}
+        return {"forms": chain(*self.forms).init(task), "target": {}}
 
     def update(self, value: Alignment, state: State, step: Step) -> Alignment:
         sides = chain(*self.forms).update(_both_sides(step, state), state["forms"], step)
-        self._average(sides["target"], state, step)
-        source = sides["source"]
-        q = (torch.matmul(source.inputs, state["mean"]["gradient"].T) * source.residuals).sum((1, 2))
-        correction = (1.0 - torch.pow(DECAY, state["batches"])).reciprocal()
-        return replace(value, q=q * correction, unit=1.0, evidence=None)
-
-    def _average(self, target: LastLayer, state: State, step: Step) -> None:
-        """The target batch's mean of r hᵀ enters the running mean G."""
+        source, target = sides["source"], sides["target"]
         product = torch.matmul(target.residuals.flatten(0, 1).T, target.inputs.flatten(0, 1))
-        of_batch = step.task.sharing.sum(product) / step.target.total
-        mean = state["mean"].setdefault("gradient", torch.zeros_like(of_batch))
-        mean.lerp_(of_batch, 1.0 - DECAY)
-        state["batches"].add_(1)
+        gradient = _running(state["target"], "gradient", step.task.sharing.sum(product) / step.target.total)
+        q = (torch.matmul(source.inputs, gradient.T) * source.residuals).sum((1, 2))
+        return replace(value, q=q, unit=1.0, evidence=None)
 
     def refresh(self, state: State) -> None:
         chain(*self.forms).refresh(state["forms"])
@@ -136,8 +127,8 @@ def _both_sides(step: Step, state: State) -> Sides:
         (present,) = recorded.values()
         empty = present.rows(slice(0, 0))
     else:
-        classes, width = state["mean"]["gradient"].shape
-        h, z = (state["mean"]["gradient"].new_zeros(0, 1, size) for size in (width, classes))
+        gradient = state["target"]["gradient"]["sum"]
+        z, h = (gradient.new_zeros(0, 1, size) for size in gradient.shape)
         empty = LastLayer(h, z, z)
     return {side: recorded.get(side, empty) for side in ("source", "target")}
 

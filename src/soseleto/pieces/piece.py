@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,13 +29,6 @@ State = dict[str, Any]
 REFRESH = 25  # steps between two refreshes of what pieces do not compute in every step
 
 
-class ParameterState(NamedTuple):
-    """What the optimizer keeps about a parameter (nothing before its first step), and its group's settings."""
-
-    state: Mapping[str, Any]
-    group: Mapping[str, Any]
-
-
 class ParameterStates:
     """Reads an optimizer's state by parameter name; the state is neither copied nor changed."""
 
@@ -44,8 +37,11 @@ class ParameterStates:
         self._groups = 0  # that the places are from
         self._places: dict[str, tuple[nn.Parameter, int]] = {}
 
-    def of(self, name: str) -> ParameterState | None:
-        """None for a parameter that the optimizer does not step."""
+    def of(self, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+        """What the optimizer keeps about a parameter (nothing before its first step), and its group's settings.
+
+        None for a parameter that the optimizer does not step.
+        """
         groups = self.optimizer.param_groups
         if len(groups) != self._groups:
             of_group = {id(p): at for at, group in enumerate(groups) for p in group["params"]}
@@ -55,7 +51,7 @@ class ParameterStates:
         if name not in self._places:
             return None
         parameter, at = self._places[name]
-        return ParameterState(self.optimizer.state.get(parameter, {}), groups[at])
+        return self.optimizer.state.get(parameter, {}), groups[at]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,8 @@ def export_ranking(
     best: int | None = None,
     worst: int | None = None,
     suspects: bool = False,
-    raw: bool = False,
 ) -> bytes:
-    """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first.
-
-    raw: as in ``written``
-    """
+    """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first."""
     if format not in WRITERS:
         hint = did_you_mean(format, WRITERS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(WRITERS)}.")
@@ -57,23 +53,11 @@ def export_ranking(
                 name: values if name in LABELS else np.array([*map(_short, values.tolist())], dtype=object)
                 for name, values in columns.items()
             }
-        return written(columns, format, raw=raw)
-
-
-def written(columns: dict[str, Any], format: str, *, raw: bool = False) -> bytes:
-    """Columns in a format of ``WRITERS``.
-
-    raw: leave text in CSV as it is, where a spreadsheet would run it as a formula; else it gets a quote in front
-    """
-    if format == "csv" and not raw:
-        columns = {
-            name: np.array([*map(_no_formula, column)], object) if column.dtype == object else column
-            for name, column in columns.items()
-        }
-    return WRITERS[format](columns)
+        return WRITERS[format](columns)
 
 
 def _no_formula(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula gets a quote in front."""
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:
@@ -103,7 +87,7 @@ def _csv(columns: dict[str, Any]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(_rows(columns))
+    writer.writerows(map(_no_formula, row) for row in _rows(columns))
     return text.getvalue().encode()
 
 

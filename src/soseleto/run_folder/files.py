@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CHECKSUMS = "SHA256SUMS"
 RESTORE = "restore it from a copy, or train again"
+CHECKED = 8  # rows of kept features that are made again and compared: another version of a library may make others
+LARGEST = 4 << 30  # bytes of kept features, beyond which those that were used longest ago go
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
 
 T = TypeVar("T")
@@ -303,3 +305,38 @@ def device_name(device: str) -> str:
     if device.startswith("cuda") and torch.cuda.is_available():
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+# Features of frozen networks, kept between runs: to make them takes nearly all the time of a first answer
+
+
+def kept_features(key: str, make: Callable[[], np.ndarray], first: Callable[[], np.ndarray]) -> np.ndarray:
+    """The features kept by this key, or made and kept; ``first`` makes the first CHECKED rows alone.
+
+    They lie in ``$SOSELETO_CACHE``, by default ``~/.cache/soseleto/features``; an empty value keeps none.
+    """
+    named = os.environ.get("SOSELETO_CACHE", "~/.cache/soseleto/features")
+    if not named:
+        return make()
+    path = Path(named).expanduser() / f"{key}.npy"
+    with contextlib.suppress(OSError, ValueError):  # not kept yet, or not readable
+        features: np.ndarray = np.load(path)
+        now = first()
+        if np.allclose(features[: len(now)], now, rtol=1e-3, atol=1e-3 * np.abs(now).max()):
+            path.touch()
+            return features
+    features = make()
+    with contextlib.suppress(OSError, DiskError):  # a home that is full or cannot be written is no reason to fail
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside(path) as part, part.open("wb") as file:
+            np.save(file, features)
+        _make_room(path.parent)
+    return features
+
+
+def _make_room(folder: Path) -> None:
+    files = sorted(folder.glob("*.npy"), key=lambda file: file.stat().st_mtime, reverse=True)
+    sizes = np.cumsum([file.stat().st_size for file in files])
+    for file, size in zip(files[1:], sizes[1:], strict=True):
+        if size > LARGEST:
+            file.unlink()

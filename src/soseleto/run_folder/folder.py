@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 FORMAT = "soseleto run 1"
 CONFIG, METRICS, RANKING = "config.json", "metrics.jsonl", "ranking.parquet"
 MODEL = "model.safetensors"
-LEARNER = "learner.skops"  # a scikit-learn classifier in place of the model's last layer, see models/learned.py
+LEARNER = "learner.skops"  # a scikit-learn classifier in place of the model's last layer, see models/trunk_and_heads.py
 KEPT = "kept.safetensors"  # the model of another training, in place of model.safetensors
 PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
 SOURCE = "source.json"  # where the source was read from, see source.py

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from soseleto.errors import UsageError, need
-from soseleto.models.learned import probabilities_of
+from soseleto.models.trunk_and_heads import probabilities_of
 
 FOLDS = 5
 ROUNDS = 2  # in which labels are judged by classifiers that were trained on labels by belief

@@ -155,8 +155,8 @@ def _share_by_score(of_source: Array, of_right: Array, weight: Array) -> Estimat
 
 def _counted(known: Array, wrong: Array) -> Estimate:
     """The share of wrong labels among those that are known, with its exact interval."""
-    from scipy.stats import beta
+    from scipy.stats import binomtest
 
     of, count = int(known.sum()), int(wrong.sum())
-    low, high = beta.ppf(LEVEL, max(count, 1e-9), of - count + 1), beta.ppf(1 - LEVEL, count + 1, max(of - count, 1e-9))
-    return Estimate((count + 0.5) / (of + 1), float(low), float(high))
+    interval = binomtest(count, of).proportion_ci(1 - 2 * LEVEL, method="exact")
+    return Estimate((count + 0.5) / (of + 1), float(interval.low), float(interval.high))

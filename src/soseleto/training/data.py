@@ -33,8 +33,7 @@ from soseleto.data.reading import some
 from soseleto.defaults import Settings
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError, counted, need
-from soseleto.models.learned import last_inputs
-from soseleto.models.trunk_and_heads import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode, last_inputs
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces.last_layer import has_last_layer
 from soseleto.suspects import probes
@@ -54,7 +53,6 @@ class Data:
     target: ExampleSet
     probes: PlantedProbes | None = None
     unplanted: ExampleSet | None = None  # the source without them
-    columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
     # the target's labels, by id, of source examples that were left out because they are also in the target
     checked: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +72,6 @@ class Data:
             return cls(
                 pair.source,
                 pair.target,
-                columns=pair.columns,
                 labels_before=found_before(pair.labels_before, pair.target),
                 checked=pair.checked,
                 preparation=pair.preparation,

@@ -124,7 +124,6 @@ class Loop:
             "ranks": self.team.ranks,
             "probes": len(self.data.probes or ()),
             "device": str(self.device) if self.in_one_process else self.device.type,
-            **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
             **self._facts,
         }
 

@@ -108,8 +108,9 @@ class Network:
         """
         model.to(device)
         standardize = options.inputs.standardize
-        if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
-            standardize = data.preparation  # codes of categories are no quantities
+        table = data.preparation
+        if standardize is None and isinstance(table, TablePreparation) and table.codes:
+            standardize = table  # codes of categories are no quantities
         prepare = make_prepare(data.own_source, model, standardize=standardize)
         whole, losses = assemble(model, options.mode, data, prepare, options.heads), options.losses()
         if isinstance(sharing, ShardedSharing):
