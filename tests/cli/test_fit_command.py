@@ -53,7 +53,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert min(row["accuracy"] for row in rows.values()) > 75
     assert re.search(r"SOSELETO +\d+\.\d %", said)
     estimate = r"(unknown|\d+ % \(\d+ to \d+; from trusted examples\))"
-    assert re.search(rf"\d+ suspects(: precision {estimate}, recall {estimate}|, precision unknown: )", said)
+    assert re.search(rf"\d+ suspects(: precision {estimate}, recall {estimate}|, unchecked: \d+ checks tell)", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence

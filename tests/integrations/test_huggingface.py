@@ -299,7 +299,7 @@ def test_a_run_folder_with_texts(tmp_path: Path) -> None:
     assert "Trained on 24 source and 4 target examples for 2 epochs in" in page
     assert "&lt;b&gt;text&lt;/b&gt; " in page
     assert "<b>text" not in page
-    for group in ("sums", "plays"):
+    for group in ("sums", "plays", "5 tokens", "12 tokens"):
         assert f'<th scope="row">{group}</th>' in page
     assert "cover 100 % of the trainable parameters" in page
     run = RunFolder.open(tmp_path / "run")
@@ -311,6 +311,7 @@ def test_a_run_folder_with_texts(tmp_path: Path) -> None:
     assert [int(name.split()[1]) for name in ranking["x0"]] == places.tolist()
     assert len(run.metrics()) == 2 + 2 * 4
     assert export_ranking(run.path, worst=3).decode().startswith("id,label,weight,score,visits,tokens,text\n")
+    assert "5 tokens" in write_run(trained, tmp_path / "plain").read_text("utf-8")
     with pytest.raises(UsageError, match="files has 1 entries for 24 examples"):
         write_run(trained, tmp_path / "other", files=["sums"])
     trained.is_world_process_zero = lambda: False  # of several processes the first writes

@@ -119,10 +119,18 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
 
 
 def _groups(ranking: Ranking) -> Iterator[dict[str, Any]]:
-    """Weights summed up by label, or by the file that a text came from."""
+    """Weights summed up by label, or by the file that a text came from, and by quarters of length."""
     names, places, counts = np.unique(ranking["label"], return_inverse=True, return_counts=True)
     parts = [(str(names[at]), places == at) for at in np.argsort(-counts, kind="stable")[:GROUPS]]
-    for name, mine in parts if len(parts) > 1 else ():
+    if len(parts) == 1:
+        parts = []
+    if "tokens" in ranking:
+        tokens = ranking["tokens"]
+        of_quarter = np.searchsorted(np.quantile(tokens, (0.25, 0.5, 0.75)), tokens)
+        quarters = [mine for at in range(4) if (mine := of_quarter == at).any()]
+        ends = [dict.fromkeys(f"{end:,}" for end in (tokens[mine].min(), tokens[mine].max())) for mine in quarters]
+        parts += [(f"{' to '.join(both)} tokens", mine) for both, mine in zip(ends, quarters, strict=True)]
+    for name, mine in parts:
         weight, score = (float(np.nanmean(ranking[column][mine])) for column in ("weight", "score"))
         yield {"name": name, "examples": int(mine.sum()), "weight": weight, "score": score}
 
