@@ -205,14 +205,6 @@ def written(folder: Path) -> dict[str, Path]:
     return {name: folder / f"{name}.csv" for name in ("source", "target")}
 
 
-def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
-    data, out = written(tmp_path), tmp_path / "run"
-    compared = compare(**data, out=out)
-    assert compared.kept.classes == ("a", "b")
-    assert json.loads((out / "source.json").read_text())["path"] == str(data["source"])
-    assert json.loads((out / "config.json").read_text())["columns"] == ["x", "y"]
-
-
 # The first answer
 
 
@@ -240,6 +232,9 @@ def test_the_first_answer_is_read_until_the_training_has_ended_and_kept_where_th
         assert torch.equal(loaded.predict_proba(inputs), compared.kept.predict_proba(inputs))
         assert loaded.evaluate((inputs, labels))["accuracy"] > 85
     assert set(read_decisions(RunFolder.open(run))) == {"7"}
+    assert compared.kept.classes == ("a", "b")  # files are read as by fit
+    assert json.loads((run / "source.json").read_text())["path"] == str(data["source"])
+    assert RunFolder(run).config()["columns"] == ["x", "y"]
 
 
 def test_weights_start_at_beliefs_of_an_answer_that_has_not_seen_what_is_held_out(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -326,45 +325,29 @@ def check_gradients(
     error against the reference, time, or reason to decline.
 
     FUNCTION of your own file is as for fit: FUNCTION(classes=, shape=) returns
-    a model. Or FUNCTION(batch_size) returns (model, per_example_loss, batch),
-    where per_example_loss(model, batch) returns one loss per example.
+    a model.
     """
+    import torch
     from rich.console import Console
     from rich.table import Table
-    from torch import Tensor
-    from torch.utils._pytree import tree_map_only
 
-    from soseleto import engines
+    from soseleto import cross_entropy, engines
+    from soseleto.models.architectures import make_model
     from soseleto.parallel.reducer import choose_device
 
-    made, loss, examples = _problem(model, batch, shape)
     where = choose_device(device)
-    made, examples = made.to(where), tree_map_only(Tensor, lambda x: x.to(where), examples)
+    made = make_model(model, "noisy", classes=10, shape=shape, seed=0).to(where)
+    examples = torch.randn(batch, *shape).to(where), torch.randint(10, (batch,)).to(where)
     compared = ("auto", *(engine or engines.FASTEST_FIRST))
-    chosen, *reports = engines.check_gradients(made, loss, examples, engines=compared)
+    chosen, *reports = engines.check_gradients(
+        made, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), examples, engines=compared
+    )
     table = Table("engine", "error", "time", "remark", title="Error against the loop; time of an ordinary step = 1")
     for row in reports:
         numbers = ("–", "–") if row.error is None else (f"{row.error:.1e}", f"{row.ratio:.2f}")
         table.add_row(row.engine, *numbers, row.message)
     Console().print(table)
     typer.echo(f"auto takes {chosen.engine}.")
-
-
-def _problem(name: str, size: int, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """A model, its per-example loss and a batch: the user's, or generated, of ten classes."""
-    import torch
-
-    from soseleto import cross_entropy
-    from soseleto.models.architectures import is_file, load_function, make_model, running
-
-    function = load_function(name) if is_file(name) else None
-    if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
-        with running(name):
-            model, loss, batch = function(size)
-            return model, loss, batch
-    model = make_model(name, "noisy", classes=10, shape=shape, seed=0)
-    batch = torch.randn(size, *shape), torch.randint(10, (size,))
-    return model, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), batch
 
 
 # What several commands do
