@@ -278,7 +278,6 @@ def audit(
     checks: Annotated[
         int | None, typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]")
     ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Port = 0,
     open_: Open = False,
 ) -> None:
@@ -289,18 +288,18 @@ def audit(
     whenever you stop, and the same command continues an audit. Report and rank
     then have these figures instead of the estimates.
     """
+    from soseleto.review.queue import Audit, read_decisions
     from soseleto.review.server import serve
+    from soseleto.run_folder.folder import RunFolder
 
-    if summary:
-        if checks is not None:
-            raise UsageError("--summary prints an audit as it is: leave --checks out.")
-        _print_audit(run)
-        return
     try:
         serve(run, partial(show_link, "audit", open_), port=port, audit=True, checks=checks)
     except KeyboardInterrupt:  # how an audit ends
-        typer.echo("")
-        _print_audit(run)
+        folder = RunFolder(run)
+        checked = Audit.load(folder)
+        figures = [] if checked is None else checked.progress(read_decisions(folder)).summary()
+        for line in ["", *figures]:
+            typer.echo(line)
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -406,17 +405,3 @@ def show(what: str, address: str, in_browser: bool, shown: str = "") -> None:
 
 def show_link(command: str, in_browser: bool, link: str) -> None:
     show(command, link, in_browser, f"{link}\nthe link works once; Ctrl-C stops, and every decision is kept")
-
-
-def _print_audit(run: Path) -> None:
-    from soseleto.review.queue import Audit, read_decisions
-    from soseleto.run_folder.folder import RunFolder
-
-    folder = RunFolder.open(run)
-    folder.require_noisy()
-    audit = Audit.load(folder)
-    if audit is None:
-        folder.ranking()  # which an unfinished run does not have
-        raise UsageError(f"{run} has not been audited yet: type `soseleto audit {run}`.")
-    for line in audit.progress(read_decisions(folder)).summary():
-        typer.echo(line)
