@@ -26,11 +26,12 @@ from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import BY_PIECES, make_method, soseleto
 from experiments.training import ByEpoch, accuracies, drawn, rates, train
 from soseleto.data import Augment, Examples
+from soseleto.defaults import Balanced
 from soseleto.errors import UsageError
 from soseleto.models.architectures import lenet
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
-from soseleto.training.options import Balanced, Heads, Inputs
+from soseleto.training.options import Heads, Inputs
 from soseleto.training.result import Result
 
 HIDDEN = 500  # units of LeNet

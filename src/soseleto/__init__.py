@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from soseleto.comparison.scan import scan
     from soseleto.comparison.trainings import Comparison
     from soseleto.data import Augment, Examples
+    from soseleto.defaults import Balanced
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import SoseletoError, UsageError
     from soseleto.estimator import SoseletoClassifier
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training.fit import fit
-    from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes
+    from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
     from soseleto.training.result import Result
     from soseleto.weights import Weights
 
@@ -39,6 +40,7 @@ _MODULES = {
     "comparison.scan": ("scan",),
     "comparison.trainings": ("Comparison",),
     "data": ("Augment", "Examples"),
+    "defaults": ("Balanced",),
     "engines": ("alignment", "check_gradients"),
     "errors": ("SoseletoError", "UsageError"),
     "estimator": ("SoseletoClassifier",),
@@ -49,7 +51,7 @@ _MODULES = {
     "suspects.suspects": ("Suspects",),
     "task.losses": ("cross_entropy", "squared_error"),
     "training.fit": ("fit",),
-    "training.options": ("Balanced", "Checkpoints", "Compute", "Heads", "Inputs", "Probes"),
+    "training.options": ("Checkpoints", "Compute", "Heads", "Inputs", "Probes"),
     "training.result": ("Result",),
     "weights": ("Weights",),
 }

@@ -100,6 +100,13 @@ SIZED = (scale_by_rms(), hold_when_vanished())
 LIBRARIES = ("transformers", "timm", "peft")
 
 
+@dataclass(frozen=True)
+class Balanced:
+    """Class-balanced target batches of ``size`` examples: ``fit(..., target_batch_size=Balanced(32))``."""
+
+    size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class DefaultMethod:
     """The default method with changes; None is the default.
@@ -192,8 +199,9 @@ class Settings:
     mode: str
     method: Method
     epochs: int
-    batch_size: int | None
+    batch_size: Any
     target_batch_size: Any
+    balanced_target: bool
     optimizer: MakeOptimizer
     schedule: MakeSchedule | None
     augment: Augments
@@ -206,6 +214,9 @@ class Settings:
             "method": self.method.name,
             "settings": to_data(self.method),
             "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "target_batch_size": self.target_batch_size,
+            "balanced_target": self.balanced_target,
             **optimizers.describe(self.optimizer),
             "schedule": name_of(self.schedule),
             "augment_source": repr(self.augment[0]),
@@ -274,7 +285,7 @@ def resolve(
     method: Method | DefaultMethod | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    target_batch_size: Any = None,
+    target_batch_size: int | Balanced | None = None,
     lr: float | None = None,
     optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
     augment: Augment | AnyViews | Sequence[Augment | AnyViews | None] | None = None,
@@ -334,13 +345,16 @@ def resolve(
             memorises=facts.memorises(n_source),
             judged=judged,
         )
+    balanced = isinstance(target_batch_size, Balanced)
+    of_target = target_batch_size.size if isinstance(target_batch_size, Balanced) else target_batch_size
     chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, inputs if judges else None, numbers)
     return Settings(
         mode=mode,
         method=method,
         epochs=epochs,
         batch_size=facts.batch_size(n_source) if batch_size is None else batch_size,
-        target_batch_size=_target_batch(target_batch_size, n_target, inputs if judges else None),
+        target_batch_size=_target_batch(of_target, n_target, inputs if judges else None),
+        balanced_target=balanced,
         optimizer=chosen_optimizer,
         schedule=schedule,
         augment=_augments(augment, method, inputs),

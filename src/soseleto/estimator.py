@@ -11,7 +11,6 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -120,11 +119,17 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             raise UsageError("X_target and y_target belong together: give fit both.")
         if X_target is None and self.probes is not None:
             raise UsageError("probes are planted from a target: give fit X_target and y_target, or leave probes out.")
-        trusted = None if X_target is None else (X_target, y_target)
-        self._fitted_inputs = self._inputs_of(X, y)
-        rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
+        self.preparation_, self._is_sparse = None, bool(issparse(X))
+        if is_frame(X) and not _is_plain(X):
+            labels = np.unique(_labels_of(y, X), return_inverse=True)[1]
+            self.preparation_ = TablePreparation.fit(frame_table(X), labels)
+        rows, y = self._rows(X, y, reset=True)
         check_classification_targets(y)
-        rows_target, labels_target = (rows, y) if trusted is None else self._target(trusted)
+        rows_target, labels_target = (rows, y) if X_target is None else (self._rows(X_target)[0], _labels_of(y_target))
+        if len(rows_target) != len(labels_target):
+            raise UsageError(
+                f"the target has {len(rows_target)} rows but {len(labels_target)} labels: give one for each."
+            )
         _warn_of_scale(rows, rows_target)
         if self.mode != "transfer" and len(new := np.setdiff1d(labels_target, y)):
             raise UsageError(
@@ -135,7 +140,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         source_classes = np.unique(y) if self.mode == "transfer" else self.classes_
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         source = Examples(rows, _index(y, source_classes))
-        table = self._fitted_inputs.preparation
+        table = self.preparation_
         model = self._module(tuple(rows.shape[1:]) if table is None else (table.width,), seed)
         result = fit(
             model,
@@ -149,23 +154,16 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             optimizer=self.optimizer,
             method=self.method,
             probes=self.probes,
-            inputs=Inputs(standardize=table or self._fitted_inputs.standardization(rows, self.standardize)),
+            inputs=Inputs(standardize=table or self._standardization(rows)),
             seed=seed,
             device=self.device,
         )
         self.model_, self._prepare, self.history_ = result.model, result.prepare, result.history
         self.settings_ = result.settings
-        self.preparation_ = table
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
         self._evidence, self._seed = result.evidence, seed
         return self
-
-    def _inputs_of(self, X: Any, y: Any) -> _Inputs:
-        if is_frame(X) and not _is_plain(X):
-            labels = np.unique(_labels_of(y, X), return_inverse=True)[1]
-            return _Inputs(TablePreparation.fit(frame_table(X), labels), sparse=False)
-        return _Inputs(None, sparse=bool(issparse(X)))
 
     def suspects(self, precision: float | None = None) -> Suspects:
         """The rows of X that are probably mislabelled, as ``soseleto.Result.suspects``; needs ``probes``.
@@ -186,17 +184,10 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     def predict_proba(self, X: Any) -> np.ndarray:
         """One probability per class, in the order of ``classes_``."""
         check_is_fitted(self)
-        rows, _ = self._fitted_inputs.rows(self, X, None, reset=False)
+        rows, _ = self._rows(X)
         device = next(self.model_.parameters()).device
         predictor = Predictor(model=self.model_, prepare=self._prepare, device=device)
         return predictor.predict_proba(rows).double().numpy()
-
-    def _target(self, target: tuple[Any, Any]) -> tuple[Tensor, np.ndarray]:
-        X, _ = self._fitted_inputs.rows(self, target[0], None, reset=False)
-        y = _labels_of(target[1])
-        if len(X) != len(y):
-            raise UsageError(f"the target has {len(X)} rows but {len(y)} labels: give one for each.")
-        return X, y
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -211,42 +202,31 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return self.model(classes=classes, shape=shape)
-        name = self.model or self._fitted_inputs.default_model(shape)
-        return make_model(name, self.mode, classes=classes, shape=shape, seed=seed)
+        name = "linear" if self._is_sparse else default_name(shape)
+        if self.preparation_ is not None:
+            name = "linear" if self.preparation_.is_text else "table"
+        return make_model(self.model or name, self.mode, classes=classes, shape=shape, seed=seed)
 
-
-@dataclass(frozen=True)
-class _Inputs:
-    """How X becomes rows of numbers: as it is, from a sparse matrix, or by the preparation of a data frame."""
-
-    preparation: TablePreparation | None
-    sparse: bool
-
-    def rows(self, estimator: Any, X: Any, y: Any, *, reset: bool) -> tuple[Tensor, Any]:
+    def _rows(self, X: Any, y: Any = None, *, reset: bool = False) -> tuple[Tensor, Any]:
         """The inputs, and the labels where they are given; ``reset`` records names and number of features."""
         y = None if y is None else _array(y)
-        if self.preparation is not None:
-            validate_data(estimator, X, reset=reset, skip_check_array=True)
+        if self.preparation_ is not None:
+            validate_data(self, X, reset=reset, skip_check_array=True)
             level = logging.WARNING if y is None else logging.DEBUG  # of the source, missing values are as expected
-            inputs, _ = prepared(frame_table(X), self.preparation, "X", level=level)
+            inputs, _ = prepared(frame_table(X), self.preparation_, "X", level=level)
             return inputs, None if y is None else _labels_of(y, X)
         checks = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
-            return _tensor(validate_data(estimator, _array(X), reset=reset, **checks)), None
-        checked, labels = validate_data(estimator, _array(X), y, reset=reset, **checks)
+            return _tensor(validate_data(self, _array(X), reset=reset, **checks)), None
+        checked, labels = validate_data(self, _array(X), y, reset=reset, **checks)
         return _tensor(checked), labels
 
-    def standardization(self, rows: Tensor, wanted: bool) -> bool | Preprocess:
+    def _standardization(self, rows: Tensor) -> bool | Preprocess:
         """Sparse columns keep their zeros and their proportions: one factor gives the rows a common mean length."""
-        if not wanted or not self.sparse:
-            return wanted
+        if not self.standardize or not self._is_sparse:
+            return self.standardize
         scale = float(rows.square().sum(1).mean().sqrt()) / TEXT_LENGTH or 1.0
         return Preprocess((0.0,) * rows.shape[1], (scale,) * rows.shape[1])
-
-    def default_model(self, shape: tuple[int, ...]) -> str:
-        if self.preparation is not None:
-            return "linear" if self.preparation.is_text else "table"
-        return "linear" if self.sparse else default_name(shape)
 
 
 def _labels_of(y: Any, X: Any = None) -> np.ndarray:

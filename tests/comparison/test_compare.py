@@ -241,6 +241,9 @@ def test_the_first_answer_is_read_until_the_training_has_ended_and_kept_where_th
         assert torch.equal(loaded.predict_proba(inputs), compared.kept.predict_proba(inputs))
         assert loaded.evaluate((inputs, labels))["accuracy"] > 85
     assert set(read_decisions(RunFolder.open(run))) == {"7"}
+    assert compared.kept.classes == ("a", "b")  # files are read as by fit
+    assert json.loads((run / "source.json").read_text())["path"] == str(data["source"])
+    assert RunFolder(run).config()["columns"] == ["x", "y"]
 
 
 def test_weights_start_at_beliefs_of_an_answer_that_has_not_seen_what_is_held_out(

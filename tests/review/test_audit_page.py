@@ -126,14 +126,9 @@ def test_the_page_does_not_show_what_the_model_says(run: RunFolder) -> None:
 
 
 def test_bad_options_are_one_sentence(run: RunFolder) -> None:
-    for options, message in (
-        (["--summary"], "has not been audited yet: type `soseleto audit"),
-        (["--checks", 0], "--checks must be between 1 and 1000, got 0"),
-        (["--summary", "--checks", 5], "leave --checks out"),
-    ):
-        said = typed("audit", run.path, *options)
-        assert said.code == 2
-        assert message in said.err
+    said = typed("audit", run.path, "--checks", 0)
+    assert said.code == 2
+    assert "--checks must be between 1 and 1000, got 0" in said.err
     check(run, 1)
     assert len(prepare(run, checks=10).ids()) == 20  # more checks are possible
     (run.path / "audit.json").write_text("{}")

@@ -162,6 +162,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the saved run."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
 @pytest.fixture(scope="module")
 def uninterrupted() -> soseleto.Result:
     return fit(None)
@@ -194,9 +200,7 @@ def damage(file: Path, place: float, bit: int) -> None:
     file.write_bytes(content)
 
 
-def test_after_damage_the_run_still_ends_the_same(saved: Path, tmp_path: Path, uninterrupted: Any) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
+def test_after_damage_the_run_still_ends_the_same(run: Path, uninterrupted: Any) -> None:
     damage(run / "checkpoint" / f"{10:012d}" / checkpoint.TENSORS, 0.5, 3)
     result = fit(run)
     require_equal(uninterrupted, result)
@@ -204,9 +208,7 @@ def test_after_damage_the_run_still_ends_the_same(saved: Path, tmp_path: Path, u
     assert result.messages[1] == "resumed after step 5"
 
 
-def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(saved: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
+def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(run: Path) -> None:
     for step in (5, 10):
         (run / "checkpoint" / f"{step:012d}" / checkpoint.STATE).unlink()
     with pytest.raises(DataError, match=r"^none of the 2 checkpoints in .* is intact: restore one"):
@@ -230,9 +232,7 @@ def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(saved: Path, tm
         ({"model": nn.Sequential(*net(), nn.Tanh())}, "the model changed"),
     ],
 )
-def test_what_changed_is_named(saved: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
+def test_what_changed_is_named(run: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match="holds an unfinished run that cannot be resumed, since") as refused:
         fit(run, **changes)
     assert said in str(refused.value)
@@ -248,20 +248,13 @@ def test_a_run_without_a_checkpoint_starts_over_with_the_same_settings_only(tmp_
     require_equal(uninterrupted, fit(run))
 
 
-def test_an_ended_run_is_refused_and_resume_can_be_declined(saved: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
+def test_an_ended_run_is_refused_and_resume_can_be_declined(run: Path) -> None:
     with pytest.raises(UsageError, match="holds a run already"):
         fit(run, checkpoints=Checkpoints(steps=5, resume=False))
+    with RunFolder(run).held(), pytest.raises(UsageError, match="another process is training into"):
+        fit(run)
     fit(run)
     with pytest.raises(UsageError, match="holds a run already"):
-        fit(run)
-
-
-def test_two_processes_cannot_train_into_one_folder(saved: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
-    with RunFolder(run).held(), pytest.raises(UsageError, match="another process is training into"):
         fit(run)
 
 

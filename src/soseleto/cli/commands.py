@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -274,7 +273,6 @@ def audit(
     checks: Annotated[
         int | None, typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]")
     ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Port = 0,
     open_: Open = False,
 ) -> None:
@@ -285,18 +283,18 @@ def audit(
     whenever you stop, and the same command continues an audit. Report and rank
     then have these figures instead of the estimates.
     """
+    from soseleto.review.queue import Audit, read_decisions
     from soseleto.review.server import serve
+    from soseleto.run_folder.folder import RunFolder
 
-    if summary:
-        if checks is not None:
-            raise UsageError("--summary prints an audit as it is: leave --checks out.")
-        _print_audit(run)
-        return
     try:
         serve(run, partial(show_link, "audit", open_), port=port, audit=True, checks=checks)
     except KeyboardInterrupt:  # how an audit ends
-        typer.echo("")
-        _print_audit(run)
+        folder = RunFolder(run)
+        checked = Audit.load(folder)
+        figures = [] if checked is None else checked.progress(read_decisions(folder)).summary()
+        for line in ["", *figures]:
+            typer.echo(line)
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -321,45 +319,29 @@ def check_gradients(
     error against the reference, time, or reason to decline.
 
     FUNCTION of your own file is as for fit: FUNCTION(classes=, shape=) returns
-    a model. Or FUNCTION(batch_size) returns (model, per_example_loss, batch),
-    where per_example_loss(model, batch) returns one loss per example.
+    a model.
     """
+    import torch
     from rich.console import Console
     from rich.table import Table
-    from torch import Tensor
-    from torch.utils._pytree import tree_map_only
 
-    from soseleto import engines
+    from soseleto import cross_entropy, engines
+    from soseleto.models.architectures import make_model
     from soseleto.parallel.reducer import choose_device
 
-    made, loss, examples = _problem(model, batch, shape)
     where = choose_device(device)
-    made, examples = made.to(where), tree_map_only(Tensor, lambda x: x.to(where), examples)
+    made = make_model(model, "noisy", classes=10, shape=shape, seed=0).to(where)
+    examples = torch.randn(batch, *shape).to(where), torch.randint(10, (batch,)).to(where)
     compared = ("auto", *(engine or engines.FASTEST_FIRST))
-    chosen, *reports = engines.check_gradients(made, loss, examples, engines=compared)
+    chosen, *reports = engines.check_gradients(
+        made, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), examples, engines=compared
+    )
     table = Table("engine", "error", "time", "remark", title="Error against the loop; time of an ordinary step = 1")
     for row in reports:
         numbers = ("–", "–") if row.error is None else (f"{row.error:.1e}", f"{row.ratio:.2f}")
         table.add_row(row.engine, *numbers, row.message)
     Console().print(table)
     typer.echo(f"auto takes {chosen.engine}.")
-
-
-def _problem(name: str, size: int, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """A model, its per-example loss and a batch: the user's, or generated, of ten classes."""
-    import torch
-
-    from soseleto import cross_entropy
-    from soseleto.models.architectures import is_file, load_function, make_model, running
-
-    function = load_function(name) if is_file(name) else None
-    if function is not None and not {"classes", "shape"} & inspect.signature(function).parameters.keys():
-        with running(name):
-            model, loss, batch = function(size)
-            return model, loss, batch
-    model = make_model(name, "noisy", classes=10, shape=shape, seed=0)
-    batch = torch.randn(size, *shape), torch.randint(10, (size,))
-    return model, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), batch
 
 
 # What several commands do
@@ -418,17 +400,3 @@ def show(what: str, address: str, in_browser: bool, shown: str = "") -> None:
 
 def show_link(command: str, in_browser: bool, link: str) -> None:
     show(command, link, in_browser, f"{link}\nthe link works once; Ctrl-C stops, and every decision is kept")
-
-
-def _print_audit(run: Path) -> None:
-    from soseleto.review.queue import Audit, read_decisions
-    from soseleto.run_folder.folder import RunFolder
-
-    folder = RunFolder.open(run)
-    folder.require_noisy()
-    audit = Audit.load(folder)
-    if audit is None:
-        folder.ranking()  # which an unfinished run does not have
-        raise UsageError(f"{run} has not been audited yet: type `soseleto audit {run}`.")
-    for line in audit.progress(read_decisions(folder)).summary():
-        typer.echo(line)

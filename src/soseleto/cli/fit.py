@@ -31,7 +31,7 @@ from soseleto.parallel.reducer import Reducer, Single, choose_device, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import about_wrong, verdict
 from soseleto.run_folder.files import checksums_of
-from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
+from soseleto.run_folder.folder import FIRST, PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_known, is_suspect
 from soseleto.run_folder.source import digest, remember
 from soseleto.task.losses import Loss, cross_entropy, in_units
@@ -40,6 +40,7 @@ from soseleto.training.options import Heads, Inputs
 from soseleto.training.progress import LiveLine
 
 LEARNERS = ("logistic", "boosting")  # of a scan
+KNOWN = {"columns": "the columns", "pixels": "the pixels", "network": "frozen features of the network"}
 DEEP = "preact-resnet18"  # for --method strong, whose teacher needs BatchNorm
 
 
@@ -118,7 +119,7 @@ def _train(options: FitOptions, training: Training, echo: Callable[[str], None],
             chosen={**chosen, "optimizer": options.optimizer(), "loss": training.loss},
             describe=lambda folder: describe_data(folder, options, pair, sha256),
         )
-        for line in [*map(str, pair.problems), *training.plan(comparing), *comparing.lines()]:
+        for line in [*map(str, pair.problems), *training.plan(comparing)]:
             echo(line)
         comparing.run()
 
@@ -140,8 +141,6 @@ def scan(options: FitOptions, learner: str, echo: Callable[[str], None]) -> None
         raise UsageError(f"unknown learner {learner!r}{did_you_mean(learner, LEARNERS)}: logistic or boosting.")
     folder = RunFolder(options.out)
     folder.require_place()
-    if folder.is_run() and folder.has_ended():
-        raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
     pair, sha256 = read(options, Single())
     training = Training(options, pair, Single())
     described = [] if pair.preparation is None else plan_of(pair.preparation.seen)
@@ -278,7 +277,15 @@ class Training:
             f"model {self.model} with {counted(sum(p.numel() for p in model.parameters()), 'parameter')}; "
             f"writing to {options.out}",
         ]
-        return [*lines, *self._about_texts()]
+        if comparing.parts and comparing.features is not None:
+            lines.append(
+                f"a first answer by {KNOWN[comparing.features]} comes before the training, in {options.out / FIRST}"
+            )
+        if comparing.features == "network":
+            lines.append(
+                "fine-tuning often adds little to it: the first answer can be used, and the training left, at any time"
+            )
+        return [*lines, *self._about_texts(), *_about_folds(comparing)]
 
     def _about_texts(self) -> list[str]:
         table = self.pair.preparation
@@ -289,6 +296,17 @@ class Training:
         if table is None or not table.texts or self.options.model is not None:
             return []
         return ["texts are read as hashed words, which is fast; --model hf:FOLDER_OR_ID also knows their meaning"]
+
+
+def _about_folds(comparing: Comparing) -> list[str]:
+    """What is trained beside the main training."""
+    if not comparing.parts:
+        return []
+    names = [accuracy.TITLES[name] for name in dict.fromkeys(part.method for part in comparing.parts)]
+    where = f"{comparing.fold_count} held-out folds of the target" if comparing.fold_count else "the test examples"
+    beside = " beside " * (len(names) > 1) + ", ".join(name for name in names if name != "SOSELETO")
+    more = counted(len({part.name for part in comparing.parts}), "more training")
+    return [f"compared on {where}{beside}: {more} (--folds 0 and --no-baselines leave them out)"]
 
 
 def summary(folder: RunFolder) -> list[str]:

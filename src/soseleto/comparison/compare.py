@@ -1,10 +1,7 @@
 """``compare``: a training beside its baselines on the same data, all evaluated on the same held-out examples.
 
 The target is cut into folds, and each example is evaluated by a model that was trained without it. Ordinary training
-does not use the target, so that one training serves all folds. The model that is kept is SOSELETO's, unless a baseline
-is better there by more than one standard error of the paired difference; but a first answer is kept unless SOSELETO is
-better by as much. The target alone need only be better where the source does harm: where it beats mixed training too,
-beyond the 95 % interval of their difference. A test set is for the accuracies that are shown; nothing is chosen on it.
+does not use the target, so that one training serves all folds. ``accuracy.winner`` chooses the model that is kept.
 """
 
 from __future__ import annotations
@@ -20,14 +17,14 @@ from torch import nn
 from soseleto.comparison.trainings import Comparing, Comparison
 from soseleto.data import Pair, as_example_set, as_examples, read_pair
 from soseleto.data.groups import kept_together, unseen
-from soseleto.defaults import DefaultMethod
+from soseleto.defaults import Balanced, DefaultMethod
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
-from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes, Watcher
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_probes
 
 
 def compare(
@@ -102,7 +99,7 @@ def compare(
         method=method,
         inputs=inputs,
         heads=heads,
-        probes=probes if isinstance(probes, Probes) else Probes(share=probes),
+        probes=as_probes(probes),
         target_batch_size=target_batch_size,
         checkpoints=checkpoints,
         compute=compute,

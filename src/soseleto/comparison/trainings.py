@@ -21,8 +21,8 @@ from soseleto.comparison.plan import Features, Part, apart_from, features_by, fo
 from soseleto.comparison.scan import FirstAnswer, compared, scan, with_solution
 from soseleto.data import Augment, Examples, Pair, TablePreparation
 from soseleto.data.text import TextPreparation
-from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve, to_data
-from soseleto.errors import TrainingError, UsageError, counted, first_line
+from soseleto.defaults import Balanced, DefaultMethod, augment_for, kind_of_inputs, resolve, to_data
+from soseleto.errors import TrainingError, UsageError, first_line
 from soseleto.methods.strong import Strong
 from soseleto.models.trunk_and_heads import Learned, TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
@@ -34,7 +34,7 @@ from soseleto.task.optimizers import describe
 from soseleto.task.task import Method
 from soseleto.training.data import found_before
 from soseleto.training.fit import fit
-from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Inputs, Probes, Progress, Watcher
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes, Progress, Watcher
 from soseleto.training.progress import LiveLine, functions_of
 from soseleto.training.resume import comparable, differences, model_fingerprint
 
@@ -169,30 +169,6 @@ class Comparing:
     def parts(self) -> list[Part]:
         choices: dict[str, Any] = {"folds": self.fold_count, "baselines": self.trains_baselines}
         return plan(self.pair, self.mode, seed=self.seed, **choices)
-
-    def lines(self) -> list[str]:
-        """What is going to be done, and how to leave parts of it out."""
-        if not self.parts:
-            return []
-        known = {"columns": "the columns", "pixels": "the pixels", "network": "frozen features of the network"}
-        lines = []
-        if self.features is not None:
-            place = "" if self.out is None else f", in {self.out / FIRST}"
-            lines = [f"a first answer by {known[self.features]} comes before the training{place}"]
-        if self.features == "network":
-            lines.append(
-                "fine-tuning often adds little to it: the first answer can be used, and the training left, at any time"
-            )
-        where = f"{self.fold_count} held-out folds of the target"
-        if self.pair.test is not None:
-            chosen = f", the model to keep chosen on {where}" if self.fold_count else ""
-            where = counted(len(self.pair.test), "test example") + chosen
-        names = [TITLES[name] for name in dict.fromkeys(part.method for part in self.parts) if name != SOSELETO]
-        beside = f" beside {', '.join(names)}" if names else ""
-        ways = "--folds 0 and --no-baselines leave" if self.trains_baselines else "--folds 0 leaves"
-        more = counted(len({part.name for part in self.parts}), "more training")
-        measure = "explained variance" if self.is_regression else "accuracy"
-        return [*lines, f"{measure} is measured on {where}{beside}: {more} ({ways} them out)"]
 
     def run(self) -> Comparison:
         """All trainings that have not ended, and what they come to."""

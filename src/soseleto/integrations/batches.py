@@ -25,19 +25,6 @@ class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
         return i, self.dataset[i]
 
 
-class Repeated(torch.utils.data.Dataset[Any]):
-    """n items of a data set: all of it, again and again."""
-
-    def __init__(self, dataset: Any, n: int) -> None:
-        self.dataset, self.n = dataset, n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, i: int) -> Any:
-        return self.dataset[i % len(self.dataset)]
-
-
 class WithIndex:
     """A collator of ``Numbered`` items: (index, batch)."""
 

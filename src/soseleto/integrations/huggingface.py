@@ -15,7 +15,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,19 +44,10 @@ GENERATES = ("ForCausalLM", "ForConditionalGeneration")  # transformers' kinds o
 PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
 PER_EXAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
 
-
-if TYPE_CHECKING:
-
-    class _AnyTrainer:
-        """What a Trainer offers to the mixin."""
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _AnyTrainer = object
+_AnyTrainer: Any = object  # what a Trainer offers to the mixin
 
 
-class SelectionMixin(_AnyTrainer):
+class SelectionMixin(_AnyTrainer):  # type: ignore[misc]
     """What makes a ``transformers.Trainer`` learn a weight for each example of its ``train_dataset``.
 
     Args:
@@ -201,7 +192,7 @@ class SelectionMixin(_AnyTrainer):
         **kwargs: Any,
     ) -> Any:
         """As the Trainer's; a batch for training also has the places of its examples, whatever columns are removed."""
-        make = super()._get_dataloader  # type: ignore[misc]
+        make = super()._get_dataloader
         if not is_training:
             return make(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
         own: Any = self.data_collator  # type: ignore[has-type]
@@ -223,10 +214,10 @@ class SelectionMixin(_AnyTrainer):
                 "%d examples of train_dataset have no token with a label (places %s%s), as when a text is cut before "
                 "its answer: they teach nothing, and their weights stay", count, places, ", ..." if count > 5 else "",
             )  # fmt: skip
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        super().log(logs, *args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        super()._save_optimizer_and_scheduler(output_dir)
         if self._selection is None or self._targets is None:
             return
         state = {"selection": self._selection.state_dict(), "targets": self._targets.drawn, "classes": self._classes}
@@ -236,7 +227,7 @@ class SelectionMixin(_AnyTrainer):
             os.replace(path + ".part", path)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         path = os.path.join(checkpoint, FILE)

@@ -21,11 +21,11 @@ from lightning import LightningModule
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
-from soseleto.integrations.batches import Numbered, Repeated, WithIndex
+from soseleto.integrations.batches import Numbered, WithIndex
 from soseleto.parallel.reducer import Single
 from soseleto.selection import Selection
 
@@ -138,6 +138,6 @@ def selection_loaders(
         Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=WithIndex(collate), **settings
     )
     each = min(target_batch_size, len(target))
-    repeated = Repeated(target, len(of_source) * each)
+    repeated = Subset(target, [i % len(target) for i in range(len(of_source) * each)])
     of_target: DataLoader[Any] = DataLoader(repeated, batch_size=each, shuffle=True, collate_fn=collate, **settings)
     return CombinedLoader({"source": of_source, "target": of_target}, mode="min_size")

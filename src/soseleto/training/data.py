@@ -30,7 +30,6 @@ from soseleto.data.feeding import Prepare, match_input_range
 from soseleto.data.groups import kept_together
 from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
-from soseleto.defaults import Settings
 from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError, counted, need
 from soseleto.models.trunk_and_heads import evaluation_mode, last_inputs
@@ -42,7 +41,7 @@ from soseleto.suspects.probes import PlantedProbes, class_count_of_both, enough_
 from soseleto.suspects.rates import judge
 from soseleto.suspects.residuals import FEWEST
 from soseleto.task.losses import NoisyLosses
-from soseleto.training.options import Balanced, Probes, require_size
+from soseleto.training.options import Probes
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,11 @@ class Data:
                 f"the source has the classes {some(source)} and the target {some(target)}: give both the same list in "
                 "the same order, as by classes=."
             )
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of a table's features."""
+        return None if self.preparation is None else self.preparation.names
 
     @property
     def own_source(self) -> ExampleSet:
@@ -169,36 +173,6 @@ def on_device(examples: ExampleSet, device: torch.device) -> ExampleSet:
         free, _ = torch.cuda.mem_get_info(device)
         return examples.to(device) if examples.nbytes < free // 2 else examples
     return examples.to(device)
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """Examples per step of each side."""
-
-    source: int
-    target: int
-    balanced: bool  # the target's batches, by class
-
-    @classmethod
-    def of(cls, data: Data, settings: Settings) -> BatchSizes:
-        target, balanced = settings.target_batch_size, isinstance(settings.target_batch_size, Balanced)
-        assert settings.batch_size is not None  # since the size of the source is known
-        sizes = cls(settings.batch_size, target.size if balanced else target, balanced)
-        _require_at_most("batch_size", sizes.source, data.source)
-        _require_at_most("target_batch_size", sizes.target, data.target)
-        return sizes
-
-    def describe(self) -> dict[str, Any]:
-        return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}
-
-
-def _require_at_most(name: str, size: int, examples: ExampleSet) -> None:
-    require_size(name, size)
-    side, n = "target" if name.startswith("target") else "source", len(examples)
-    if size > n:
-        raise UsageError(
-            f"{name} is {size}, but the {side} has only {counted(n, 'example')}: write {name}={n} or less."
-        )
 
 
 def classes_of(examples: ExampleSet, side: str) -> int:

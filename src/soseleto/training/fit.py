@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.defaults import DefaultMethod, Settings, kind_of_inputs, name_of, resolve
+from soseleto.defaults import Balanced, DefaultMethod, Settings, kind_of_inputs, name_of, resolve
 from soseleto.errors import UsageError, need
 from soseleto.parallel.fsdp import sharing_of
 from soseleto.parallel.micro_batches import Sharing
@@ -21,20 +21,10 @@ from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
-from soseleto.training.data import BatchSizes, Data, ends_in_linear, seeded, wrong_share
+from soseleto.training.data import Data, ends_in_linear, seeded, wrong_share
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
-from soseleto.training.options import (
-    Balanced,
-    Checkpoints,
-    Compute,
-    Heads,
-    Inputs,
-    Probes,
-    Watcher,
-    as_losses,
-    as_probes,
-)
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses, as_probes
 from soseleto.training.progress import functions_of
 from soseleto.training.result import Result
 from soseleto.training.resume import unfinished
@@ -130,10 +120,9 @@ def fit(
         beliefs = first_weights(options, planted, sharing)
         known = {"n_source": len(data.source), "n_target": len(planted.target), "judged": beliefs is not None}
         settings, share = _settings(options, network, data, chosen, known, out)
-        check_settings(settings, data, sharing)
+        check_settings(settings, planted, sharing)
         if line := settings.line():
             logger.info(line)
-        sizes = BatchSizes.of(planted, settings)
         folder = team.first(lambda: None if out is None else RunFolder.create(out, resume=checkpoints.resume))
         folder = folder if team.rank == 0 else None
         team.first(lambda: stack.enter_context(folder.held()) if folder else None)
@@ -143,7 +132,6 @@ def fit(
             network=network,
             data=planted.to(where),
             fingerprints=planted.fingerprints(),
-            sizes=sizes,
             sharing=sharing,
             device=where,
             records=Records(folder, functions_of(progress) if team.rank == 0 else []),

@@ -37,7 +37,7 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import LossGuard, Method, NonFiniteLoss, Task, after_step
-from soseleto.training.data import BatchSizes, Data, class_count, is_out_of_memory
+from soseleto.training.data import Data, class_count, is_out_of_memory
 from soseleto.training.history import Records, weight_record, wrong_labels
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
@@ -60,7 +60,6 @@ class Loop:
     network: Network
     data: Data
     fingerprints: Mapping[str, str | None]
-    sizes: BatchSizes
     sharing: Sharing
     device: torch.device
     records: Records
@@ -88,14 +87,14 @@ class Loop:
         noisy = self.options.mode == "noisy"
         classes = class_count(self.data.source, self.network.outputs)
         shares = None
-        if noisy and self.sizes.balanced and classes is not None:
+        if noisy and self.settings.balanced_target and classes is not None:
             counts = torch.bincount(self.data.target.labels.cpu(), minlength=classes)
             shares = (counts.float() / len(self.data.target)).to(self.device)
         return Task(
             model=model,
             losses=self.network.losses,
             n_source=owned(n_source, self.team),
-            steps=self.settings.epochs * math.ceil(n_source / self.sizes.source),
+            steps=self.settings.epochs * math.ceil(n_source / self.settings.batch_size),
             shared=_trainable(model, "" if noisy else "trunk."),
             target_head=frozenset() if noisy else _trainable(model, "target_head."),
             make_optimizer=self.settings.optimizer,
@@ -110,15 +109,14 @@ class Loop:
 
     @cached_property
     def target(self) -> TargetCycle:
-        labels = self.data.target.labels.cpu() if self.sizes.balanced else None
-        return TargetCycle(len(self.data.target), self.sizes.target, self.options.seed, labels)
+        labels = self.data.target.labels.cpu() if self.settings.balanced_target else None
+        return TargetCycle(len(self.data.target), self.settings.target_batch_size, self.options.seed, labels)
 
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
         return {
             **self.options.describe(),
             **self.settings.describe(),
-            **self.sizes.describe(),
             **({} if self.wrong_share is None else {"wrong_share": self.wrong_share}),
             "task": self.network.kind,
             "ranks": self.team.ranks,
@@ -205,7 +203,7 @@ class Loop:
 
     def _epoch(self, state: Any, step: TakeStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
-        source, size, seed = self.data.source, self.sizes.source, self.options.seed
+        source, size, seed = self.data.source, self.settings.batch_size, self.options.seed
         batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
         targets = self.target.batches(before, len(batches), self._place(self.data.target))

@@ -124,13 +124,6 @@ class Checkpoints:
             require_size("steps between checkpoints", self.steps)
 
 
-@dataclass(frozen=True)
-class Balanced:
-    """Class-balanced target batches of ``size`` examples: ``fit(..., target_batch_size=Balanced(32))``."""
-
-    size: int
-
-
 Progress = Callable[[str, dict[str, Any]], None]
 Watcher = Progress | bool
 

@@ -134,7 +134,6 @@ class Keeper:
             last = checkpoint.load_last(folder.path, damage.append)
             if last is not None:
                 step, saved = last
-                require_same(folder.path, comparable(saved["config"]), comparable(self.config))
                 return step, saved, damage
         folder.write_config(self.config)
         folder.cut_metrics(0)
@@ -174,7 +173,6 @@ class Keeper:
         if self._reducer.ranks > 1:  # each rank has the entries of its own examples
             method = _per_example(method, lambda mine: self._reducer.gather(mine, self.n_source))
         kept = {
-            "config": comparable(self.config),
             "model": dict(model.state_dict()),
             "buffers": _unsaved_buffers(model),
             "optimizer": state.optimizer.state_dict(),

@@ -24,7 +24,7 @@ from soseleto.run_folder.folder import require_storable
 from soseleto.suspects.cross_fit import SHARPNESS
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.training.data import Data, are_class_indices, classes_of, is_out_of_memory
-from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes, require_size
 
 TaskLosses = NoisyLosses | TransferLosses
 FEW = 2  # examples that are tried before the training
@@ -242,8 +242,15 @@ def _outputs(model: nn.Module, inputs: structure.Inputs, side: str) -> Any:
 
 
 def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
-    """Raise for a method or augmentation that this data, or this division of the work, cannot have."""
+    """Raise for a method, batch or augmentation that this data, or this division of the work, cannot have."""
     method = settings.method
+    for name, side in (("batch_size", "source"), ("target_batch_size", "target")):
+        size, n = getattr(settings, name), len(getattr(data, side))
+        require_size(name, size)
+        if size > n:
+            raise UsageError(
+                f"{name} is {size}, but the {side} has only {counted(n, 'example')}: write {name}={n} or less."
+            )
     if not sharing.nothing:
         require_sharing(method, method.name)
     for augment, examples in zip(settings.augment, (data.source, data.target), strict=True):
