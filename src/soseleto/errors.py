@@ -79,7 +79,7 @@ _INSTALL = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
     "tokenizers": "soseleto[transformers]",
-    **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft", "tensorboard", "wandb", "mlflow")},
+    **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft", "tensorboard")},
 }
 
 

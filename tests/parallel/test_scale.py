@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -127,44 +126,10 @@ def test_a_failed_training_closes_its_loggers() -> None:
     assert kept.closed == 1
 
 
-def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins that have the same calls as the packages."""
-    calls: list[Any] = []
-    run = types.SimpleNamespace(
-        log=lambda data, step: calls.append((step, data)), finish=lambda: calls.append("finished")
-    )
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda *, project: run))
-
-    class Client:
-        def __init__(self, tracking_uri: str | None) -> None:
-            calls.append(tracking_uri)
-
-        def get_experiment_by_name(self, name: str) -> None:
-            return None
-
-        def create_experiment(self, name: str) -> str:
-            return name
-
-        def create_run(self, experiment_id: str) -> Any:
-            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"run of {experiment_id}"))
-
-        def log_metric(self, run_id: str, key: str, value: float, *, step: int) -> None:
-            calls.append((run_id, key, value, step))
-
-        def set_terminated(self, run_id: str) -> None:
-            calls.append("terminated")
-
-    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Client))
-    for made in (loggers.WeightsAndBiases({"project": "p"}), loggers.MLflow("e", "file:x")):
-        made.log(3, {"a": 1.0})
-        made.close()
-    assert calls == ["file:x", (3, {"a": 1.0}), "finished", ("run of e", "a", 1.0, 3), "terminated"]
-
-
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(DataError, match="WeightsAndBiases needs wandb, which is not installed: type pip install"):
-        loggers.WeightsAndBiases({})
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(DataError, match="TensorBoard needs tensorboard, which is not installed: type pip install"):
+        loggers.TensorBoard("runs")
 
 
 # Models that were compiled, or split over processes

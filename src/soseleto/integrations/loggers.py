@@ -1,4 +1,4 @@
-"""Loggers for ``fit(..., progress=...)``: TensorBoard, Weights & Biases and MLflow.
+"""Loggers for ``fit(..., progress=...)``: TensorBoard, and the base of loggers of one's own.
 
 ``fit(..., progress=TensorBoard("runs/tb"))`` logs the numbers of every epoch and closes the logger at the end.
 A logger of one's own has ``log`` and ``close`` as these.
@@ -56,33 +56,3 @@ class TensorBoard(EpochLogger):
 
     def close(self) -> None:
         self._writer.close()
-
-
-class WeightsAndBiases(EpochLogger):
-    """A run of Weights & Biases; ``settings`` are those of ``wandb.init``, such as project, name or mode."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._run = need("wandb", to="WeightsAndBiases").init(**settings)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class MLflow(EpochLogger):
-    """A run of an MLflow experiment, at ``tracking_uri`` or where MLflow is configured to store it."""
-
-    def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
-        self._client = need("mlflow", to="MLflow").MlflowClient(tracking_uri)
-        known = self._client.get_experiment_by_name(experiment)
-        place = self._client.create_experiment(experiment) if known is None else known.experiment_id
-        self._run: str = self._client.create_run(place).info.run_id
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, number in numbers.items():
-            self._client.log_metric(self._run, name, number, step=step)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
