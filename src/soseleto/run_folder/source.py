@@ -58,7 +58,8 @@ def remember(
     Columns that the model does not get as they are in the table are put before the ranking's features.
     """
     reading = reading or Reading()
-    path, table, features = Path(os.path.abspath(Path(source).expanduser())), data.preparation, data.columns
+    path, table = Path(os.path.abspath(Path(source).expanduser())), data.preparation
+    features: list[str] | None = None
     if table is not None:
         features = [name for name in table.used if name not in table.texts]
         beside = [*table.texts, *left_out(table.seen)]
@@ -66,7 +67,7 @@ def remember(
             features = _with_columns(run, path, reading, features, beside)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
     note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(data.checked)}
-    run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})
+    run.write_json(SOURCE, {**note, "features": features})
 
 
 def _with_columns(

@@ -97,11 +97,6 @@ class Data:
             )
 
     @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The names of a table's features."""
-        return None if self.preparation is None else self.preparation.names
-
-    @property
     def own_source(self) -> ExampleSet:
         """The source without the probes."""
         if self.probes is not None and isinstance(self.source, LazyDataset):  # which learns its labels as it is read
