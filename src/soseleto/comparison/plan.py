@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from soseleto.comparison.accuracy import SOSELETO, TITLES
 from soseleto.comparison.scan import too_many_classes
-from soseleto.data import Examples, Pair, generator
+from soseleto.data import Examples, Pair, seed_for
 from soseleto.data.lazy import ExampleSet
 from soseleto.defaults import is_pretrained
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import last_linear
+from soseleto.suspects.cross_fit import fold_of
 from soseleto.suspects.probes import AUTO_SHARE, FEWEST, Share
 from soseleto.training.data import enough_trusted
 from soseleto.training.options import Compute
@@ -85,17 +86,10 @@ def apart_from(source: ExampleSet, held_out: Examples) -> Tensor:
 
 
 def fold_places(target: Examples, folds: int, seed: int) -> list[Tensor]:
-    """The places of each fold: every class spread over the folds as evenly as possible, at random.
-
-    A group counts as its first example, and is in one fold.
-    """
-    labels = target.labels.cpu()
-    groups = torch.arange(len(labels)) if target.groups is None else target.groups
-    _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-    of_group = labels[first]
-    shuffled = torch.randperm(len(of_group), generator=generator(seed, "folds"))
-    by_class = shuffled[of_group[shuffled].argsort(stable=True)]
-    return [torch.from_numpy(np.flatnonzero(np.isin(group, by_class[fold::folds]))) for fold in range(folds)]
+    """The places of each fold."""
+    groups = None if target.groups is None else target.groups.numpy()
+    fold = fold_of(target.labels.cpu().numpy(), np.random.default_rng(seed_for(seed, "folds")), groups, folds)
+    return [torch.from_numpy(np.flatnonzero(fold == number)) for number in range(folds)]
 
 
 # What is done where nothing is said

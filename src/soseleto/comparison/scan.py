@@ -36,7 +36,7 @@ from soseleto.suspects.residuals import Residuals, cross_fit_values
 from soseleto.suspects.suspects import Evidence
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import Data, class_count, enough_trusted, features_of_set, groups_of, seeded
-from soseleto.training.history import Records, weight_record, wrong_labels
+from soseleto.training.history import Records, weight_record
 from soseleto.training.loop import facts_of, write_result
 from soseleto.training.options import SUSPECT_PRECISION, Checkpoints, Compute, Heads, Inputs, Probes, Watcher, as_losses
 from soseleto.training.progress import functions_of
@@ -135,7 +135,8 @@ class FirstAnswer(Result):
         )
         assert features is not None
         assert labels is not None
-        return _beliefs(features, labels, groups, self.config["n_classes"], self.learner, self.seed)
+        settings: dict[str, Any] = {"learner": self.learner, "seed": self.seed, "groups": groups}
+        return cross_fit(*_sides(features, labels), classes=self.config["n_classes"], **settings)
 
 
 def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
@@ -143,17 +144,8 @@ def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
     return (len(source) + len(target)) * classes > MOST_PROBABILITIES
 
 
-def _beliefs(
-    features: tuple[Array, Array],
-    labels: tuple[Array, Array],
-    groups: tuple[Array, Array] | None,
-    classes: int,
-    learner: Any,
-    seed: int,
-    before: Array | None = None,
-) -> Beliefs:
-    settings: dict[str, Any] = {"classes": classes, "learner": learner, "seed": seed, "groups": groups}
-    return cross_fit(features[0], labels[0], features[1], labels[1], before=before, **settings)
+def _sides(features: tuple[Array, Array], labels: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+    return features[0], labels[0], features[1], labels[1]
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -198,6 +190,7 @@ def _answered(
     assert isinstance(data.target, Examples)
     labels = data.source.labels.cpu().numpy(), data.target.labels.cpu().numpy()
     groups = groups_of(data.source, data.target)
+    settings: dict[str, Any] = {"learner": learner, "seed": options.seed, "groups": groups}
     missing: tuple[int, ...] = ()
     found: Beliefs | Residuals
     if network.kind == "regression":
@@ -206,8 +199,7 @@ def _answered(
         if not all(np.isfinite(side).all() for side in labels):
             raise UsageError("some labels are NaN or infinite: leave these examples out.")
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
-        settings: dict[str, Any] = {"learner": learner, "seed": options.seed, "groups": groups}
-        found = cross_fit_values(features[0], labels[0], features[1], labels[1], **settings)
+        found = cross_fit_values(*_sides(features, labels), **settings)
         evidence = Evidence.of_values(found, found.predicted)
     else:
         if too_many_classes(data.source, data.target):
@@ -222,10 +214,10 @@ def _answered(
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
         missing = data.classes_without_target()
         before = _labels_before(data, classes, options)
-        found = _beliefs(features, labels, groups, classes, learner, options.seed, before)
+        found = cross_fit(*_sides(features, labels), classes=classes, before=before, **settings)
         evidence = Evidence.of(found, missing)
     learned = _weights(found)
-    records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, wrong_labels(data.source), Single())})
+    records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, data.source, Single())})
     model = with_solution(network.model, found.model, classes)
     answer = FirstAnswer(
         model=model,

@@ -246,16 +246,16 @@ def folds_of_both(
     return folds, of_trusted
 
 
-def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = None) -> Array:
+def fold_of(labels: Array, draw: np.random.Generator, groups: Array | None = None, folds: int = FOLDS) -> Array:
     """The fold of each example: every class spread as evenly as possible, at random; a group goes with its first."""
     if groups is not None:
         _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-        return fold_of(labels[first], draw)[group]
+        return fold_of(labels[first], draw, folds=folds)[group]
     shuffled = draw.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    folds = np.empty(len(labels), dtype=int)
-    folds[order] = np.arange(len(labels)) % FOLDS
-    return folds
+    fold = np.empty(len(labels), dtype=int)
+    fold[order] = np.arange(len(labels)) % folds
+    return fold
 
 
 def design_effect(values: Array, groups: Array | None) -> float:

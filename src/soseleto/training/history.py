@@ -124,23 +124,17 @@ class Records:
         return time.perf_counter() - self._start
 
 
-def wrong_labels(source: ExampleSet) -> tuple[Tensor, Tensor] | None:
-    """Which labels are wrong, and of which the truth is known; None where none is."""
-    if source.truth is None:
-        return None
-    truth = source.truth.cpu()
-    return truth != source.labels.cpu(), truth_known(truth)
-
-
-def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reducer: Reducer) -> dict[str, Any]:
+def weight_record(weights: Weights, source: ExampleSet, reducer: Reducer) -> dict[str, Any]:
     """A summary of the weights and, where the truth is known, the mean weight of right and wrong labels.
 
-    judged: (n,) which labels are wrong, and (n,) of which the truth is known
+    weights: of this rank's examples
     """
     record: dict[str, Any] = {**weights.summary(reducer.sum)}
-    if judged is None:
+    if source.truth is None:
         return record
-    wrong, known = judged
+    truth, mine = source.truth.cpu(), slice(reducer.rank, None, reducer.ranks)
+    both = truth_known(truth), truth != source.labels.cpu()
+    known, wrong = (places[mine].to(weights.values.device) for places in both)
     record["groups"] = {}
     for name, places in (("right", known & ~wrong), ("wrong", known & wrong)):
         own = torch.stack([places.sum(), weights.values[places].sum(dtype=torch.float64)]).cpu()

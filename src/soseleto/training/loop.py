@@ -38,7 +38,7 @@ from soseleto.suspects.suspects import Evidence
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import LossGuard, Method, NonFiniteLoss, Task, after_step
 from soseleto.training.data import Data, class_count, is_out_of_memory
-from soseleto.training.history import Records, weight_record, wrong_labels
+from soseleto.training.history import Records, weight_record
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
 from soseleto.training.setup import Network, Options
@@ -264,11 +264,7 @@ class Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
-            wrong = wrong_labels(self._source)
-            if wrong is not None:  # of this rank
-                rank, ranks, device = self.team.rank, self.team.ranks, self.task.device
-                wrong = wrong[0][rank::ranks].to(device), wrong[1][rank::ranks].to(device)
-            record |= weight_record(learned, wrong, self.team)
+            record |= weight_record(learned, self._source, self.team)
         return record
 
     def _gathered(self, state: Any) -> Weights | None:
