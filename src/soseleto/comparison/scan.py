@@ -130,22 +130,23 @@ class FirstAnswer(Result):
 
     def beliefs_without(self, source: Array, target: Array) -> Beliefs:
         """As if only these examples were known, given by masks."""
-        features, labels, groups = (
-            pair and (pair[0][source], pair[1][target]) for pair in (self.features, self.labels, self.groups)
+        (x, of_target), (labels, target_labels) = self.features, self.labels
+        groups = self.groups and (self.groups[0][source], self.groups[1][target])
+        return cross_fit(
+            x[source],
+            labels[source],
+            of_target[target],
+            target_labels[target],
+            classes=self.config["n_classes"],
+            learner=self.learner,
+            seed=self.seed,
+            groups=groups,
         )
-        assert features is not None
-        assert labels is not None
-        settings: dict[str, Any] = {"learner": self.learner, "seed": self.seed, "groups": groups}
-        return cross_fit(*_sides(features, labels), classes=self.config["n_classes"], **settings)
 
 
 def too_many_classes(source: ExampleSet, target: ExampleSet) -> bool:
     classes = max(class_count(examples) or 0 for examples in (source, target))
     return (len(source) + len(target)) * classes > MOST_PROBABILITIES
-
-
-def _sides(features: tuple[Array, Array], labels: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    return features[0], labels[0], features[1], labels[1]
 
 
 def _network(model: nn.Module | None, data: Data, options: Options, device: torch.device) -> Network:
@@ -199,7 +200,7 @@ def _answered(
         if not all(np.isfinite(side).all() for side in labels):
             raise UsageError("some labels are NaN or infinite: leave these examples out.")
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
-        found = cross_fit_values(*_sides(features, labels), **settings)
+        found = cross_fit_values(features[0], labels[0], features[1], labels[1], **settings)
         evidence = Evidence.of_values(found, found.predicted)
     else:
         if too_many_classes(data.source, data.target):
@@ -213,8 +214,10 @@ def _answered(
             )
         features = _without_constants(*(_features(network, side, records) for side in (data.source, data.target)))
         missing = data.classes_without_target()
-        before = _labels_before(data, classes, options)
-        found = cross_fit(*_sides(features, labels), classes=classes, before=before, **settings)
+        before = data.labels_before if options.probes.labels_before is None else options.probes.labels_before
+        if before is not None:
+            before = checked_before(before, data.target.labels.cpu(), classes).numpy()
+        found = cross_fit(features[0], labels[0], features[1], labels[1], classes=classes, before=before, **settings)
         evidence = Evidence.of(found, missing)
     learned = _weights(found)
     records.epoch({"epoch": 1, "epochs": 1, "step": 1, **weight_record(learned, data.source, Single())})
@@ -251,11 +254,6 @@ def _answered(
 
     records.end({"seconds": round(records.seconds, 3)}, write)
     return answer
-
-
-def _labels_before(data: Data, classes: int, options: Options) -> Array | None:
-    before = data.labels_before if options.probes.labels_before is None else options.probes.labels_before
-    return None if before is None else checked_before(before, data.target.labels.cpu(), classes).numpy()
 
 
 def _weights(found: Beliefs | Residuals) -> Weights:

@@ -47,7 +47,6 @@ class RunFiles:
         self.suggested = None if self.ranking is None else suggested_labels(self.ranking)
         self.features = feature_columns(self.ranking or {}, self.source)  # x0, x1, ... -> names in the source
         # A teacher judged the labels: weights are probabilities, and there are no alignments.
-        self.is_strong = str(self.config.get("method")).startswith("strong")
         self.is_transfer = self.config.get("mode") == "transfer"  # weights are not about wrong labels
 
     def series(self, key: str) -> np.ndarray:
