@@ -49,6 +49,6 @@ def test_photos_are_learned_from_and_recorded(desk: Path, type_: Type) -> None:
     assert config["optimizer"] == "sgd, nesterov=True"
     assert soseleto.load(desk / "run").outputs(np.zeros((2, 3, 12, 12), dtype=np.uint8)).shape == (2, 2)
     page = (desk / "run" / "report.html").read_text("utf-8")
-    assert "The probability that the label is right, by the teacher" in page
+    assert "in the strong recipe the probability that its label is right" in page
     assert "lignment" not in page
     assert len(RunFolder.open(desk / "run").ranking()["weight"]) == 48
