@@ -197,7 +197,7 @@ def _encoder(
     if config.encoder == "frozen":
         return lambda texts: encoding.embeddings(texts, folder, config.max_tokens, device), None
     prepare = encoding.preparation(folder, config.max_tokens)
-    return prepare.tokens, prepare
+    return prepare.tokenizer.encode, prepare
 
 
 def _side(kind: type[Examples], inputs: Tensor, labels: Tensor, index: Tensor, *, classes: tuple[str, ...]) -> Examples:

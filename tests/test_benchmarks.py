@@ -109,6 +109,7 @@ def test_host_time() -> None:
     assert 1.0 < row["times operators"] < 2.5
 
 
+@pytest.mark.long
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
