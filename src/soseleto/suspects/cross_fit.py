@@ -9,13 +9,10 @@
    than right labels of the source, and false alarms would be undercounted.
 5. The answers of three trainings, on the trusted examples alone, on all labels alike and by belief, are multiplied:
    Q ∝ Πⱼ Qⱼ^aⱼ with the exponents aⱼ ≥ 0 that make held-out trusted labels most likely. So the joined answer is
-   calibrated, and the trusted examples say how much each training is worth.
-6. Labels are ranked by B with R[k, y] = (C[k, y] + 1)² / (E[k, y] + 1)² in place of T. C[k, y] = Σᵢ Q[i, k]·[yᵢ = y]
-   counts labels, and E[k, y] = Σᵢ Q[i, k]·Q[i, y] is what it would be if all labels were right: a class counts as
-   confused with another only beyond what the classifiers leave open by themselves. (T takes that for confusion too, so
-   that mistakes on hard examples ranked worse than by Q[i, yᵢ] alone.)
+   calibrated, and the trusted examples say how much each training is worth. Its T and B are the result.
 
-As a probability, B has the T that makes the labels most likely, by a few steps of EM.
+T counts as confusion what Q leaves open even where all labels are right. This ranks well, but doubts too many labels of
+a weak classifier; as a probability, B has the T that makes the labels most likely, by a few steps of EM.
 
 Trusted examples are cut into folds as well and judged like the source's, each by classifiers that were trained without
 it. Their labels are right, so they show how right labels look (rates.py).
@@ -134,14 +131,19 @@ def cross_fit(
             ):
                 if at.any():
                     kept[at] = probabilities_of(model, of[at], classes)
-    alone, mixed, _ = answers
+    alone, mixed, by_belief = answers
+    single = {
+        "trusted": believed(*alone, labels, trusted_labels, known)[0],
+        "mixed": believed(*mixed, labels, trusted_labels)[0],
+        "beliefs": believed(*by_belief, labels, trusted_labels)[0],
+    }
     target_only = alone[1].copy()
     unseen = np.setdiff1d(np.arange(classes), trusted_labels)
     for answer, of_all in zip(alone, mixed, strict=True):
         answer[:, unseen] = of_all[:, unseen]  # of these classes the trusted examples know nothing
     exponents = exponents_of([its for _, its in answers], trusted_labels)
     probabilities, of_known = (product(side, exponents) for side in zip(*answers, strict=True))
-    right, of_trusted = ranked(probabilities, of_known, labels, trusted_labels)
+    right, of_trusted = believed(probabilities, of_known, labels, trusted_labels)
     belief, _ = believed(probabilities, of_known, labels, trusted_labels, steps=STEPS)
     model = fitted(
         learner,
@@ -152,10 +154,7 @@ def cross_fit(
     return Beliefs(
         right=right,
         of_trusted=of_trusted,
-        signals={
-            name: ranked(*its, labels, trusted_labels)[0]
-            for name, its in zip(("trusted", "mixed", "beliefs"), answers, strict=True)
-        },
+        signals=single,
         belief=belief,
         probabilities=probabilities,
         trusted_probabilities=of_known,
@@ -218,18 +217,6 @@ def believed(
     belief = posterior(q, labels)[np.arange(len(labels)), labels]
     belief[~known] = belief[known].mean() if known.any() else 0.5
     return belief, posterior(of_trusted, trusted_labels)[np.arange(len(trusted_labels)), trusted_labels]
-
-
-def ranked(q: Array, of_trusted: Array, labels: Array, trusted_labels: Array) -> tuple[Array, Array]:
-    """The scores of source and trusted labels that rank them; the lower, the more probably wrong."""
-    counted, left_open = q.T @ np.eye(q.shape[1])[labels], q.T @ q
-    excess = ((counted + 1.0) / (left_open + 1.0)) ** 2  # squared, as E spreads what is confused over other classes
-
-    def score(p: Array, given: Array) -> Array:
-        joint = p * excess[:, given].T
-        return np.asarray(joint[np.arange(len(given)), given] / np.maximum(joint.sum(axis=1), 1e-300))
-
-    return score(q, labels), score(of_trusted, trusted_labels)
 
 
 def folds_of_both(
