@@ -277,6 +277,7 @@ def test_a_batch_that_is_not_finite_moves_no_weight(side: str) -> None:
 
 
 def test_a_state_dict_is_of_one_moment() -> None:
+    torch.manual_seed(0)
     x, y = torch.randn(8, 3), torch.arange(8) % 2
     selection = Selection(nn.Linear(3, 2), n_source=8, loss=cross_entropy)
 
