@@ -20,7 +20,11 @@ def differences(run: Path, whole: Path) -> list[str]:
     if _config(run) != _config(whole):
         found.append("config.json")
     # a run whose checksums could not be written has ended all the same, and is read without them
-    names = [sorted({path.name for path in one.iterdir()} - {CHECKSUMS}) for one in (run, whole)]
+    # safetensors writes to .tmpXXXXXX beside a file before it renames it, and a kill in that moment leaves it there
+    names = [
+        sorted(path.name for path in one.iterdir() if path.name != CHECKSUMS and not path.name.startswith(".tmp"))
+        for one in (run, whole)
+    ]
     if names[0] != names[1]:
         found.append(f"files {names[0]} and {names[1]}")
     listed = checksums_of(run) or {}
