@@ -179,7 +179,7 @@ class Call:
     group: Group | None = None
     shape: tuple[int, ...] = ()  # of the output
     layout: Layout | None = None  # None: the first dimension is the batch
-    parts: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what ``data`` has returned
+    parts: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what ``data`` has returned
 
     @property
     def is_reached(self) -> bool:
@@ -230,9 +230,10 @@ class Call:
         return {self.large: as_dtype(found, self.arguments[self.rule.large].dtype)}
 
     def data(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """δ and a of these examples: of all, of the first ones (the source), or from a number on (the target)."""
-        if rows.start in self.parts:
-            return self.parts[rows.start]
+        """δ and a of these examples."""
+        chosen = rows.start, rows.stop  # both: without source examples the target begins at 0 too
+        if chosen in self.parts:
+            return self.parts[chosen]
         assert self.delta is not None
         delta = a = self._part(self.delta, rows)
         if self.a is not None and self.a._version != self.version:
@@ -243,7 +244,7 @@ class Call:
         if self.a is not None:
             a = self._part(self.a, rows)
             a = as_dtype(a, self.dtype) if a.is_floating_point() else a
-        self.parts[rows.start] = delta, a
+        self.parts[chosen] = delta, a
         return delta, a
 
     def is_nan(self, rows: slice) -> Tensor:
