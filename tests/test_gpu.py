@@ -256,7 +256,7 @@ def test_a_loop_of_the_users_own_as_a_cuda_graph(
     runs = []
     for cuda_graph in (False, True):
         model = copy.deepcopy(start)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         given = {"n_source": 64, "loss": loss, "optimizer": optimizer, "cuda_graph": cuda_graph, "features": features}
         selection = soseleto.Selection(model, **given)
         losses = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -530,8 +530,8 @@ def test_bad_input_is_one_sentence(act: Callable[[Selection], Any], words: str) 
 class Overwriting:
     """As a CUDA graph: what it returns lies in tensors of its own, which the next call overwrites."""
 
-    def __init__(self, step: Callable[..., dict[str, Tensor]], state: Any, log: Any, *, with_optimizer: bool) -> None:
-        assert not with_optimizer
+    def __init__(self, step: Callable[..., dict[str, Tensor]], state: Any, log: Any, *, reads: Sequence[str]) -> None:
+        assert not reads
         self.step, self.found, self.calls = step, dict[str, Tensor](), 0
 
     def __call__(self, source: Batch, target: Batch) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.fsdp import ShardedSharing, gathered, parts_of, shards, sharing_of
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, existing
-from soseleto.pieces.direction import ADAMS
+from soseleto.pieces.direction import ADAMS, preconditioned
 from soseleto.pieces.last_layer import has_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
@@ -259,7 +259,8 @@ class Selection:
         device = self._state.task.device.type
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         if precision not in self._recorded:
-            self._recorded[precision] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
+            reads = ("capturable", "fused") if isinstance(self._method.direction, preconditioned) else ()
+            self._recorded[precision] = CapturedStep(self._backward, self._state, logger.info, reads=reads)
         return self._recorded[precision]
 
     def _read_trained(self) -> None:

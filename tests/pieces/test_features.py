@@ -17,7 +17,7 @@ from soseleto.defaults import DefaultMethod
 from soseleto.engines.interface import Passes
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, from_features, label_doubt, preconditioned, running_mean, scale_by_rms
-from soseleto.pieces.features import CUT, LARGEST, RIDGE
+from soseleto.pieces.features import CUT, LARGEST, OWN, RIDGE, _coefficients
 from soseleto.pieces.piece import Alignment, Step
 
 N, B, D = 60, 10, 4
@@ -31,7 +31,7 @@ def ridge_by_definition(x: np.ndarray, u: np.ndarray) -> Any:
     """min Σ(b + ⟨w, (x − x̄)/s⟩ − u)² + λ‖w‖²"""
     mean, size = x.mean(0), x.std(0)
     z = (x - mean) / size
-    w = np.linalg.solve(z.T @ z + RIDGE * np.eye(x.shape[1]), z.T @ (u - u.mean()))
+    w = np.linalg.solve(z.T @ z + RIDGE * x.shape[1] * np.eye(x.shape[1]), z.T @ (u - u.mean()))
     return lambda new: u.mean() + (new - mean) / size @ w
 
 
@@ -70,9 +70,23 @@ def test_weights_are_expected_by_the_regression_on_all_earlier_visits() -> None:
             np.testing.assert_allclose(weights, np.minimum(positive * total / squares, 1.0), atol=1e-9)
         else:
             assert bool((weights == 1.0).all())
-        np.testing.assert_allclose(aligned.q, (own + expected) / 2.0, atol=1e-9)
+        np.testing.assert_allclose(aligned.q, OWN * own + (1.0 - OWN) * expected, atol=1e-9)
         assert aligned.gate == 0.0
         u = np.concatenate([u, own])
+
+
+def test_many_correlated_features_are_regressed_closely() -> None:
+    n, d = 2000, 60
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    x = draw(n, d) @ draw(d, d)  # condition number 1e5 and more
+    u, w = x @ draw(d) / d + draw(n), torch.zeros(d, dtype=torch.float64)
+    moments = torch.zeros(d + 2, d + 2, dtype=torch.float64)
+    for rows in torch.cat([torch.ones(n, 1), x, u[:, None]], dim=1).split(50):
+        moments += rows.T @ rows
+        w = _coefficients(moments, w)
+    expected = ridge_by_definition(x.numpy(), u.numpy())(x.numpy())
+    found = ((x - x.mean(0)) @ w + u.mean()).numpy()
+    assert np.abs(found - expected).max() < 0.02 * expected.std()
 
 
 def test_more_features_than_the_largest_number_are_projected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,10 +62,12 @@ class CapturedStep:
     of replays by ``advance``. What is returned is overwritten by the next call.
 
     step: ``partial(method.step, state)``, or a part of a step.
-    with_optimizer: whether the optimizer's step is part of it.
+    reads: of these settings the optimizer needs one, so that what the step reads of its state is on the device.
     """
 
-    def __init__(self, step: TakeStep, state: Any, log: Callable[[str], None], *, with_optimizer: bool = True) -> None:
+    def __init__(
+        self, step: TakeStep, state: Any, log: Callable[[str], None], *, reads: Sequence[str] = ("capturable",)
+    ) -> None:
         self._eager, self._state = step, state
         self._model: nn.Module | None = getattr(getattr(state, "task", None), "model", None)
         self._engine: Any = getattr(state, "engine", None)  # None for a method without one
@@ -76,11 +78,12 @@ class CapturedStep:
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
         self._possible = True
         self._changes = 0  # steps in which the model has changed its attributes
-        if with_optimizer and not all(group.get("capturable", True) for group in self._groups):
-            self._give_up("a CUDA graph needs an optimizer made with capturable=True")
+        if reads and not all(any(group.get(name, True) for name in reads) for group in self._groups):
+            self._give_up(f"a CUDA graph needs an optimizer made with {'=True or '.join(reads)}=True")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        settings = getattr(self._state, "kind", None), self._engine_name, attributes(self._model)
+        has_stepped = bool(getattr(self._state.optimizer, "state", None))  # before that it keeps nothing to read
+        settings = getattr(self._state, "kind", None), self._engine_name, has_stepped, attributes(self._model)
         kind = *settings, _shapes(source), _shapes(target)
         self._calls[kind] += 1
         needs_proof = self._proofs.calls > 0 and self._proofs.is_due
