@@ -38,8 +38,8 @@ class Recording(CapturedStep):
 
     replays = 0
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self.recordings: list[str | None] = []
 
     def _capture(self, kind: Any, source: Batch, target: Batch) -> bool:
@@ -68,6 +68,23 @@ def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypat
     assert seen == [True, False]
     assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
     assert torch.cuda.is_current_stream_capturing is before
+
+
+def test_a_step_that_reads_what_the_optimizer_keeps_is_recorded_when_it_is_kept_and_on_the_device(batch: Batch) -> None:
+    adam = torch.optim.Adam([torch.zeros(1)])
+    adam.param_groups[0]["fused"] = True
+    state, told = SimpleNamespace(engine=Engine(), optimizer=adam), list[str]()
+    step = Recording(lambda *_, **__: {}, state, told.append, reads=("capturable", "fused"))
+    for taken in (False, True):
+        if taken:
+            adam.state[adam.param_groups[0]["params"][0]] = {"step": torch.ones(())}
+        for _ in range(WARM_UP + 1):
+            step(batch, batch)
+    assert len(step.recordings) == 2
+    assert not told
+    adam.param_groups[0]["fused"] = None
+    Recording(lambda *_, **__: {}, state, told.append, reads=("capturable", "fused"))
+    assert told[0].endswith("a CUDA graph needs an optimizer made with capturable=True or fused=True")
 
 
 def test_what_has_no_side_effects_has_none_in_a_step_that_runs_as_if_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import soseleto
 from random_models import LAYERS, STEMS, WIDTH, Clock
 from soseleto.data.batches import Batch
-from soseleto.engines import make_engine, trainable
+from soseleto.engines import layerwise, make_engine, trainable
 from soseleto.engines.interface import SourceStep, Step
 from soseleto.engines.layerwise import LayerwiseEngine
-from soseleto.engines.proof import Kinds, ProofDue, Schedule
+from soseleto.engines.proof import Inexact, Kinds, ProofDue, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.task.losses import NoisyLosses
 from zoo import CLASSES, Lambda, Recurrent, cross_entropy
@@ -344,3 +344,28 @@ def test_a_model_with_very_many_graphs_is_not_proved_at_every_step() -> None:
         engine(model, cross_entropy, batch, direction)
     assert early < 60
     assert engine.proofs - early <= 5
+
+
+@pytest.mark.parametrize(("precision", "kept"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_in_half_precision_a_proof_that_fails_is_held_once_more(
+    precision: torch.dtype, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding that passes for a mistake does not repeat with other coefficients; a mistake does."""
+    prove, failures = layerwise._prove, [0]
+
+    def failing(*given: Any, **more: Any) -> Any:
+        failures[0] += 1
+        if failures[0] == 1:
+            raise Inexact("by rounding")
+        return prove(*given, **more)
+
+    monkeypatch.setattr(layerwise, "_prove", failing)
+    model, engine = mlp().to(precision), LayerwiseEngine()
+    batch = vectors().to(precision), torch.randint(CLASSES, (8,))
+    direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    if kept:
+        engine(model, cross_entropy, batch, direction)
+        assert failures[0] > 1
+    else:
+        with pytest.raises(EngineError, match="by rounding"):
+            engine(model, cross_entropy, batch, direction)

@@ -21,7 +21,7 @@ from soseleto.errors import UsageError
 from soseleto.pieces import chain, last_batch, preconditioned, running_mean
 from soseleto.pieces.piece import ParameterStates, Step
 from soseleto.schedules import warmup_cosine
-from soseleto.task.task import take_step
+from soseleto.task.task import peak_rate, take_step
 
 N, DECAY, BETA, EPS = 20, 0.8, 0.9, 1e-3
 network = partial(net, 1)
@@ -122,3 +122,9 @@ def test_what_cannot_be_followed_is_refused() -> None:
     selection = Selection(network().float(), n_source=N, loss=loss, method=method)
     with pytest.raises(UsageError, match="optimizer=optimizer"):
         selection.backward((x, y), (x, y), index=torch.arange(9))
+
+
+def test_a_rate_on_a_device_is_not_waited_for() -> None:
+    on_device = torch.empty((), device="meta")  # its number cannot be read, as while a CUDA graph is recorded
+    assert peak_rate({"lr": on_device}) is on_device
+    assert peak_rate({"lr": 0.1, "initial_lr": 0.2, "max_lr": 0.3}) == 0.3

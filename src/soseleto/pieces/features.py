@@ -87,7 +87,7 @@ def _expected(x: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
 
 
 def _coefficients(moments: Tensor, w: Tensor) -> Tensor:
-    """The ridge regression's, by conjugate gradients from w: a CUDA graph cannot hold a factorisation."""
+    """The ridge regression's, by conjugate gradients from w: cheaper than to factorise in every step."""
     n = moments[0, 0]
     mean = moments[0, 1:] / n
     spread = moments[1:, 1:] / n - torch.outer(mean, mean)  # of x and u

@@ -169,7 +169,7 @@ class State:
     def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
         """Step with this optimizer; step sizes besides its own follow its learning rate."""
         self.optimizer, self.schedule = optimizer, schedule
-        self.peak_lr = peak_rate(optimizer.param_groups[0])
+        self.peak_lr = float(peak_rate(optimizer.param_groups[0]))
 
     @property
     def lr(self) -> Tensor | float:
@@ -255,9 +255,10 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
 
 
-def peak_rate(group: Mapping[str, Any]) -> float:
+def peak_rate(group: Mapping[str, Any]) -> float | Tensor:
     """The largest learning rate of a parameter group: OneCycleLR starts from a small part of it."""
-    return max(float(group.get("initial_lr", group["lr"])), float(group.get("max_lr", 0.0)))
+    rate: float | Tensor = group.get("initial_lr", group["lr"])
+    return rate if isinstance(rate, Tensor) else max(rate, group.get("max_lr", 0.0))  # a tensor is not waited for
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
