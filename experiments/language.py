@@ -42,6 +42,9 @@ LINES: Lines = {
     "shortest": line("shortest 10 %", "chosen", criterion="shortest"),
     "longest": line("longest 10 %", "chosen", criterion="longest"),
     "bm25": line("BM25, best 10 %", "chosen", criterion="bm25"),
+    "embeddings_once": line(
+        "the model's embeddings, best 10 %, in the same batches", "fixed", criterion="nearest tenth"
+    ),
     "embeddings": line("the model's embeddings (RDS+), best 10 %", "chosen", criterion="embeddings"),
     "loss": line("smallest loss, 10 %", "chosen", criterion="loss"),
     "less": line("LESS-like: alignments after a warm-up, best 10 %", "chosen", criterion="less"),
@@ -91,9 +94,8 @@ def measure(run: Config, data: Pool, root: Root, device: str) -> Row:
     model, learned, scores = getattr(training, run.base)()
     seconds = time.perf_counter() - begin
     kinds = data.kinds
-    weights = {KINDS[k]: round(float(learned[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
     row: Row = {"tokens_per_second": training.tokens / seconds, "tokens": training.tokens, "steps": training.steps}
-    row["weights"] = weights
+    row["weights"] = {KINDS[k]: round(float(learned[kinds == k].mean()), 4) for k in kinds.unique().tolist()}
     if scores is not None:
         for kind in (EXCHANGED, FOREIGN):
             among = (kinds == RIGHT) | (kinds == kind)
@@ -108,15 +110,12 @@ def measure(run: Config, data: Pool, root: Root, device: str) -> Row:
 EXPERIMENT = Experiment(NAME, LINES, 3, configuration, cells, data, measure)
 
 
-def closed_table(rows: Sequence[Row]) -> str:
-    """Percent of the way from "unweighted" to "right ones only" that a line goes, in the same draw."""
+def gain_table(rows: Sequence[Row]) -> str:
+    """How much smaller the loss is than that of "unweighted" in the same draw."""
     losses = {(r["method"], *r["setting"].values(), r["seed"]): r["nll"] for r in rows if "nll" in r}
-    found = []
-    for row in rows:
-        worst, best = (losses.get((name, *row["setting"].values(), row["seed"])) for name in ("all", "right"))
-        if "nll" in row and row["method"] not in ("all", "right") and worst is not None and best is not None:
-            found.append({**row, "closed": (worst - row["nll"]) / (worst - best)})
-    return table_of(found, "closed")
+    plain = [losses.get(("all", *r["setting"].values(), r["seed"])) for r in rows]
+    pairs = [(r, p) for r, p in zip(rows, plain, strict=True) if r["method"] != "all" and "nll" in r and p]
+    return table_of([{**row, "gain": without - row["nll"]} for row, without in pairs], "gain")
 
 
 def table_of(rows: Sequence[Row], name: str) -> str:
@@ -131,7 +130,7 @@ def table_of(rows: Sequence[Row], name: str) -> str:
 
 TABLES = {
     "loss": partial(table_of, name="nll"),
-    "closed": closed_table,
+    "gain": gain_table,
     "exchanged": partial(table_of, name="auroc_exchanged"),
     "foreign": partial(table_of, name="auroc_foreign"),
 }

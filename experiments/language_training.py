@@ -101,9 +101,8 @@ class Training:
     def chosen(self) -> Trained:
         """Trained on the best of the pool alone, again and again."""
         scores = CRITERIA[self.run.criterion](self)
-        places = scores.topk(max(1, round(self.run.share * len(scores)))).indices
-        weights = torch.zeros(len(scores)).index_fill_(0, places, 1.0)
-        return self.trained(weights, places)[0], weights, scores
+        weights = _best(scores, self.run.share)
+        return self.trained(weights, weights.nonzero().flatten())[0], weights, scores
 
     def learned(self) -> Trained:
         model, n, target = self.make(), len(self.data.source), self.data.target
@@ -197,6 +196,10 @@ def embeddings(training: Training, tokens: Tokens) -> Tensor:
     return torch.cat(found)
 
 
+def _best(scores: Tensor, share: float) -> Tensor:
+    return torch.zeros(len(scores)).index_fill_(0, scores.topk(max(1, round(share * len(scores)))).indices, 1.0)
+
+
 def at_random(training: Training) -> Tensor:
     return torch.rand(len(training.data.source), generator=generator(training.run.seed, "language/random"))
 
@@ -247,6 +250,7 @@ CRITERIA: Mapping[str, Callable[[Training], Tensor]] = {
     "right": lambda training: (training.data.kinds == RIGHT).float(),
     "topic": lambda training: (training.data.kinds != FOREIGN).float(),
     "similarity": similarity,
+    "nearest tenth": lambda training: _best(nearest(training), training.run.share),
     "random": at_random,
     "balanced": balanced,
     "shortest": lambda training: -CRITERIA["longest"](training),
