@@ -33,11 +33,7 @@ from soseleto.task.task import Method
 
 BY_PIECES = {method.name: method for method in (Soseleto, ShuffledWeights)}
 BY_FIELDS = (Strong, FrozenStrong, ShuffledStrong, StrongPair, FixMatch, DivideMix, ProMix)
-NAMED: Mapping[str, Any] = {
-    **METHODS,
-    **{method.name: method for method in BY_FIELDS},
-    "paper": Soseleto.paper,
-}
+NAMED: Mapping[str, Any] = {**METHODS, **{method.name: method for method in BY_FIELDS}, "paper": Soseleto.paper}
 
 
 def make_method(base: str, settings: Mapping[str, Any]) -> Method:

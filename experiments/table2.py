@@ -118,6 +118,8 @@ LINES: Lines = {
     "soseleto_printed_unlabelled": line(
         "`Soseleto.paper()`, then its guesses on unlabelled data", "paper", unlabelled=True, rounds=ONE_ROUND
     ),
+    "soseleto_half": line("SOSELETO, half of the step the target's", "soseleto", SETTINGS),
+    "soseleto_half_frozen": line("… weights frozen at 1", "soseleto", FROZEN),
     "soseleto_alone": line("**SOSELETO**, trunk from the source alone", "soseleto", JUDGED, **ALONE),
     "soseleto_alone_frozen": line("… weights frozen at 1", "soseleto", {**JUDGED, "weight_step": None}, **ALONE),
     "luo": line("Luo et al. 2017, unlabelled data", "luo", ADVERSARIAL, unlabelled=True),
@@ -141,9 +143,10 @@ LINES: Lines = {
     ),
 }
 SMALL: Mapping[str, Any] = {"n_source": 1000, "n_test": 1000, "epochs": 4, "lr": 0.01, "momentum": 0.9}
-MAIN_LINES = tuple(name for name in LINES if "printed" not in name and "alone" not in name)
+_PLAIN = tuple(name for name in LINES if "printed" in name or "half" in name)
+MAIN_LINES = tuple(name for name in LINES if name not in _PLAIN and "alone" not in name)
 _RIVALS = ("target_only", "fine_tuning", "matching", "matching_fine_tuned", "luo", "luo_label_efficient")
-PLAIN_LINES = (*_RIVALS, *(name for name in LINES if "printed" in name))
+PLAIN_LINES = (*_RIVALS, *_PLAIN)
 _JUDGED = ("soseleto_alone", "soseleto_alone_frozen")
 SOURCE_LINES: Mapping[str, tuple[str, ...]] = {
     "0-4": _JUDGED,

@@ -90,10 +90,7 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
         (["--method", "storng"], "unknown method 'storng' (did you mean 'strong'?)"),
         (["--model", "lenet"], "takes square images"),
         (["--model", "gone.py:make"], "there is no file gone.py"),
-        (
-            ["--model", "quick", "--train", "head"],
-            "are for pretrained networks that read images, and quick is",
-        ),
+        (["--model", "quick", "--train", "head"], "are for pretrained networks that read images, and quick is"),
         (["--labels-before", "was"], "has no column 'was' for before_column"),
         (["--labels-before", "was", "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
         (["--label-column", "lable"], "did you mean 'label'"),

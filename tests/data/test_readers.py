@@ -52,7 +52,7 @@ def test_every_format_of_pillow_is_read_and_other_files_are_named(tmp_path, imag
             False,
             "5 files are not used, since Pillow does not read them as images, or they are beside the class folders "
             "(README.txt, loose.png, dog/b.xml, dog/deep/a.heic, dog/link).",
-        ),
+        )
     ]
 
 

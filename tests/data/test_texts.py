@@ -8,14 +8,7 @@ import torch
 
 from soseleto.data import Reading, TablePreparation, read_pair
 from soseleto.data.cells import plan_of
-from soseleto.data.text import (
-    NO_TOKEN,
-    TextExamples,
-    TextPreparation,
-    Tokenizer,
-    length_batches,
-    padded_length,
-)
+from soseleto.data.text import NO_TOKEN, TextExamples, TextPreparation, Tokenizer, length_batches, padded_length
 from soseleto.errors import UsageError
 from soseleto.models.pretrained import make_text_model, open_text_model
 from tiny_text_model import make_folder, write_reviews

@@ -262,10 +262,7 @@ def test_several_tasks_have_equal_parts_of_the_target_batches(tmp_path: Path) ->
         )
 
     many, few = texts(24, 1), texts(3, 2)
-    tasks = {
-        "many": [{**one, "label": 0} for one in many],
-        "few": [{**one, "label": 1} for one in few],
-    }
+    tasks = {"many": [{**one, "label": 0} for one in many], "few": [{**one, "label": 1} for one in few]}
     given = {"target_dataset": tasks, "target_batch_size": 6, "per_example_loss": noting}
     trainer(tmp_path, args={"max_steps": 4}, method=Soseleto(engine="loop"), **given).train()
     of_target = [labels for labels in seen if len(labels) == 6]

@@ -239,13 +239,7 @@ class NeverWaiting(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "method",
-    [
-        FixMatch(),
-        DivideMix(warm_up=0.0),
-        DivideMix(),
-        ProMix(warm_up=0.0, agree_after=0.0),
-        ProMix(warm_up=1.0),
-    ],
+    [FixMatch(), DivideMix(warm_up=0.0), DivideMix(), ProMix(warm_up=0.0, agree_after=0.0), ProMix(warm_up=1.0)],
     ids=["fixmatch", "mixed", "warm-up", "promix", "promix warm-up"],
 )
 def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:

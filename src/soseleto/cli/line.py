@@ -102,8 +102,7 @@ class FitLine(CommonLine):
     batch_size: Annotated[int | None, TRAINING(min=1, metavar="N", help=f"Source examples per step. {BY_MODEL}")] = None
     lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None
     folds: Annotated[
-        int | None,
-        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3]"),
+        int | None, COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3]")
     ] = None
     baselines: Annotated[
         bool | None,
@@ -127,11 +126,7 @@ class FitLine(CommonLine):
     ] = None
     suspect_precision: Precision = None
     labels_before: Annotated[
-        str | None,
-        SUSPECTS(
-            metavar="COLUMN",
-            help="Column of the target's table with its labels from before a check.",
-        ),
+        str | None, SUSPECTS(metavar="COLUMN", help="Column of the target's table with its labels from before a check.")
     ] = None
 
 

@@ -22,13 +22,7 @@ from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
-from soseleto.models.pretrained import (
-    PretrainedOptions,
-    is_for_images,
-    is_hugging_face,
-    is_pretrained,
-    open_text_model,
-)
+from soseleto.models.pretrained import PretrainedOptions, is_for_images, is_hugging_face, is_pretrained, open_text_model
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.options import Checkpoints, Compute, Probes

@@ -54,13 +54,7 @@ class Pair:
 
 
 def read_pair(
-    source: Any,
-    target: Any,
-    test: Any = None,
-    *,
-    mode: str,
-    reading: Reading | None = None,
-    skip_bad: bool = False,
+    source: Any, target: Any, test: Any = None, *, mode: str, reading: Reading | None = None, skip_bad: bool = False
 ) -> Pair:
     """Read and check source, target and test; raises ``ProblemsError`` with all problems at once.
 

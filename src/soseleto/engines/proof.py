@@ -228,14 +228,7 @@ def random_direction(
 
 
 def prove(
-    align: Align,
-    model: nn.Module,
-    loss: PerExampleLoss,
-    batch: Any,
-    names: Iterable[str],
-    *,
-    seed: int,
-    first: bool,
+    align: Align, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str], *, seed: int, first: bool
 ) -> frozenset[str]:
     """Raise ``Inexact`` unless ``align`` agrees with ordinary autograd; returns the parameters it does not prove."""
     parameters, names = trainable(model), list(names)

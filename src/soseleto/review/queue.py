@@ -186,11 +186,7 @@ def _parse(record: dict[str, Any]) -> Decision | None:
 
 
 def export_source(
-    run_path: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    suspects: str = "keep",
-    force: bool = False,
+    run_path: str | os.PathLike[str], out: str | os.PathLike[str], *, suspects: str = "keep", force: bool = False
 ) -> str:
     """Write the source with every decision of the review applied, and say what was written.
 

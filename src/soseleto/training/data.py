@@ -144,10 +144,7 @@ class Data:
 
     def fingerprints(self) -> dict[str, str | None]:
         """Of both sets; computed before they are moved to a GPU, since every byte is read."""
-        return {
-            "source_fingerprint": self.own_source.fingerprint(),
-            "target_fingerprint": self.target.fingerprint(),
-        }
+        return {"source_fingerprint": self.own_source.fingerprint(), "target_fingerprint": self.target.fingerprint()}
 
     def to(self, device: torch.device) -> Data:
         return replace(self, source=on_device(self.source, device), target=on_device(self.target, device))
