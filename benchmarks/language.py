@@ -35,7 +35,7 @@ LLAMA_360M = {
     "num_key_value_heads": 5, "vocab_size": 49152, "tie_word_embeddings": True, "use_cache": False,
 }  # fmt: skip
 TINY = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 50, "tie_word_embeddings": True, "use_cache": False,
 }  # fmt: skip
 AT_MOST = {"full": 1.25, "lora": 1.12}
