@@ -555,3 +555,23 @@ def test_gradients_and_losses_of_a_recorded_step_are_not_overwritten(
         found.append((torch.stack(losses), [p.grad for p in model.parameters()], selection.scores))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
     assert selection._recorded[None].calls == 4  # type: ignore[attr-defined]
+
+
+def test_proofs_of_a_joined_pass_are_held_on_a_few_examples() -> None:
+    model, reached = net(), [0]
+
+    def cross_entropy_counted(model: nn.Module, batch: Any) -> Tensor:
+        losses = cross_entropy(model, batch)
+        if losses.requires_grad:
+            losses.register_hook(lambda g: reached.__setitem__(0, reached[0] + len(g)))
+        return losses
+
+    join = lambda one, other: tuple(map(torch.cat, zip(one, other, strict=True)))  # noqa: E731
+    selection = Selection(model, n_source=64, loss=cross_entropy_counted, join=join)
+    counts = []
+    for call in range(4):
+        reached[0] = 0
+        x, y = torch.randn(72, 4, generator=torch.Generator().manual_seed(call)), torch.arange(72) % 2
+        selection.backward((x[:64], y[:64]), (x[64:], y[64:]), index=torch.arange(64))
+        counts.append(reached[0])
+    assert 72 < max(counts[1:]) < 2 * 72  # the step's own backward, and those of the proof

@@ -58,7 +58,9 @@ def few_of(batch: Any, n: int) -> Any:
     """A few of the n examples of a batch, or of both batches of a step; where the structure is not known, all."""
     if isinstance(batch, Step):
         target = _taken(batch.target, torch.arange(min(2, len(batch.target))), len(batch.target))
-        return replace(batch, source=few_of(batch.source, len(batch.source)), target=target)
+        few = replace(batch, source=few_of(batch.source, len(batch.source)), target=target)
+        few.losses.can_join(few.source, few.target)  # a loop's batches are joined by this, and not on the tape
+        return few
     count = min(n, FEW)
     return _taken(batch, torch.arange(count) % max(1, count - max(1, count // 4)), n)
 
