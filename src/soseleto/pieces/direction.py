@@ -7,7 +7,7 @@ A target batch of 32 gives a direction that is mostly noise; a mean over tens of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,8 +110,8 @@ class preconditioned(Direction):
         if step.optimizer is None:
             raise UsageError("preconditioned reads the optimizer's state: write Selection(..., optimizer=optimizer).")
         found = self.of.update(value, state, step)
-        first = 1.0 / self.of.correction(state["batches"] + 1)  # ``correct`` multiplies by it, which is for g's size
-        return as_optimizer_steps(found, step.optimizer, first)
+        # ``correct`` multiplies by the correction, which is for g's size
+        return as_optimizer_steps(found, step.optimizer, lambda: 1.0 / self.of.correction(state["batches"] + 1))
 
     @property
     def layers(self) -> tuple[str, ...] | None:
@@ -122,7 +122,7 @@ class preconditioned(Direction):
 
 
 def as_optimizer_steps(
-    gradients: Mapping[str, Tensor], states: ParameterStates, first: Tensor | float = 1.0
+    gradients: Mapping[str, Tensor], states: ParameterStates, first: Callable[[], Tensor | float] = lambda: 1.0
 ) -> dict[str, Tensor]:
     """Λ P g of the parameters that the optimizer steps; ``first`` is the size of P g before its first step."""
     if not isinstance(states.optimizer, ADAMS):
@@ -133,20 +133,18 @@ def as_optimizer_steps(
     direction: dict[str, Tensor] = {}
     for name, g in gradients.items():
         if (kept := states.of(name)) is not None:
-            state, group = kept
-            along = g * _of_adam(state, group) if _has_stepped(state) else g.sign() * first
-            direction[name] = along * peak_rate(group)
+            scale = _of_adam(*kept)
+            along = g.sign() * first() if scale is None else g / scale
+            direction[name] = along * peak_rate(kept[1])
     return direction
 
 
-def _has_stepped(state: Mapping[str, Any]) -> bool:
-    """Whether the optimizer has stepped a parameter; a count on a GPU is not read, which would synchronise."""
-    steps = state.get("step", 1) if state else 0
-    return bool(getattr(steps, "is_cuda", False) or steps > 0)
-
-
-def _of_adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    """1/(√v̂ + ε), v̂ = v/(1 − β₂ᵗ)."""
+def _of_adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
+    """√v̂ + ε, v̂ = v/(1 − β₂ᵗ); None before the first step. A count on a GPU is not read, which would synchronise."""
+    if not state:
+        return None
+    step = state["step"].double() if state["step"].is_cuda else float(state["step"])
+    if not isinstance(step, Tensor) and not step:
+        return None
     squares: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    so_far = 1.0 - group["betas"][1] ** state["step"].double()
-    return (squares / so_far).sqrt_().add_(group["eps"]).reciprocal_()
+    return (squares / (1.0 - group["betas"][1] ** step)).sqrt_().add_(group["eps"])
