@@ -278,6 +278,13 @@ def test_features_of_texts_in_one_row_are_those_of_each_alone() -> None:
     torch.testing.assert_close(features(padded_texts(rows)), alone)
 
 
+def test_the_device_is_cleared_as_the_trainer_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[int] = []
+    monkeypatch.setattr("soseleto.integrations.huggingface.clear_device_cache", lambda: cleared.append(1))
+    trainer(tmp_path, args={"max_steps": 5, "torch_empty_cache_steps": 2}).train()
+    assert len(cleared) == 3  # before the first, third and fifth step of the optimizer
+
+
 def padded_texts(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     length = max(len(row["input_ids"]) for row in rows)
     pad = {"input_ids": 3, "labels": -100, "attention_mask": 0}
@@ -311,6 +318,10 @@ def test_a_run_folder_with_texts(tmp_path: Path) -> None:
     assert "5 tokens" in write_run(trained, tmp_path / "plain").read_text("utf-8")
     with pytest.raises(UsageError, match="files has 1 entries for 24 examples"):
         write_run(trained, tmp_path / "other", files=["sums"])
+    kept, trained.train_dataset = trained.train_dataset, [{"pixel_values": 0}]
+    with pytest.raises(UsageError, match="rows of train_dataset have pixel_values, no input_ids"):
+        write_run(trained, tmp_path / "other")
+    trained.train_dataset = kept
     trained.is_world_process_zero = lambda: False  # of several processes the first writes
     assert write_run(trained, tmp_path / "another") == tmp_path / "another" / "report.html"
     assert not (tmp_path / "another").exists()

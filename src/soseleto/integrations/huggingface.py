@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Trainer
@@ -145,6 +146,8 @@ class SelectionMixin(_AnyTrainer):  # type: ignore[misc]
                 scaler=self.accelerator.scaler,
             )
         self._target_losses.append(numbers["target_loss"])
+        if (every := self.args.torch_empty_cache_steps) is not None and self.state.global_step % every == 0:
+            clear_device_cache()
         return numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
 
     def _begin(self, model: nn.Module, saved: Mapping[str, Any] | None = None) -> TargetBatches:

@@ -86,6 +86,8 @@ def _tokens(dataset: Any, n: int) -> list[Any]:
     tokens: list[Any] = [np.empty(0, np.int64)] * n
     for i in range(len(dataset)):
         row = dataset[i]
+        if "input_ids" not in row:
+            raise UsageError(f"write_run is for texts, but rows of train_dataset have {', '.join(row)}, no input_ids.")
         ids = np.asarray(row["input_ids"])
         places = np.broadcast_to(row.get(INDEX, i), ids.shape)
         for place in np.unique(places).tolist():
