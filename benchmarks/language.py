@@ -19,7 +19,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import peft
 import torch
 import transformers
 from torch import Tensor, nn
@@ -60,6 +59,8 @@ class Case:
         longest = {"max_position_embeddings": self.tokens}
         model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**self.config, **longest)).to(device)
         if self.adapter == "lora":
+            import peft
+
             model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear"))
         made: nn.Module = model.train()
         return made
