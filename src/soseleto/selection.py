@@ -357,9 +357,9 @@ def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Te
 
     Copies: parameters may share a gradient, and those of a CUDA graph are overwritten by its next replay.
     """
-    parameters = [p for name, p in model.named_parameters() if name in gradients]
-    named = [gradients[name] for name, _ in model.named_parameters() if name in gradients]
-    values = torch._foreach_mul(named, factor) if named else ()
+    named = [(p, gradients[name]) for name, p in trainable(model).items() if name in gradients]
+    parameters = [p for p, _ in named]
+    values = torch._foreach_mul([g for _, g in named], factor) if named else ()
     if present := [(p.grad, g) for p, g in zip(parameters, values, strict=True) if p.grad is not None]:
         torch._foreach_add_([old for old, _ in present], [new for _, new in present])
     for p, g in zip(parameters, values, strict=True):

@@ -22,7 +22,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Passes, trainable
 from soseleto.engines.autograd import add_gradients, gradient
 from soseleto.engines.interface import SourcePass, SourceStep, Step, reductions_dtype
-from soseleto.engines.model_state import reshard, sharded_modules
+from soseleto.engines.model_state import modules_of, reshard, sharded_modules
 from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, Single
 
@@ -146,7 +146,8 @@ PER_PART = (
 def batch_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
     """The BatchNorms in training mode, by name."""
     kind = nn.modules.batchnorm._BatchNorm
-    return {name: module for name, module in model.named_modules() if isinstance(module, kind) and module.training}
+    found = {name[:-1]: module for module, name in modules_of(model).items() if isinstance(module, kind)}
+    return {name: module for name, module in found.items() if module.training}
 
 
 def require_divisible(model: nn.Module) -> bool:
