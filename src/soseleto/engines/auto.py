@@ -190,9 +190,7 @@ class AutoEngine(BaseEngine):
             try:
                 result = run(engine)
             except Exception as error:  # a proof may fail at any step, when the model builds another graph
-                if (
-                    isinstance(error, EngineError) or not is_recording()
-                ):  # else it would hide the error by one of its own
+                if isinstance(error, EngineError) or not is_recording():  # whose failure would hide the error
                     restore()
                 following = self._names[self._names.index(engine.name) + 1 :]
                 if _is_final(error, is_last=not following):

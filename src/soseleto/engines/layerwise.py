@@ -200,7 +200,7 @@ class LayerwiseEngine(BaseEngine):
             except Inexact:
                 if tape.tolerance(losses) < TOLERANCE.half:
                     raise
-                unproved = held(-self.schedule.calls)  # a mistake repeats with other c, rounding in half precision not
+                unproved = held(-self.schedule.calls)  # rounding in half precision seldom fails twice
         if unproved is None:
             self.schedule.checked()
             return True

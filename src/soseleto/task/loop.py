@@ -101,9 +101,9 @@ class Unscaled:
     """``inner`` for losses that come multiplied by ``factor`` (None: as they are): what leaves is divided by it.
 
     With a ``GradScaler`` losses are multiplied by its factor before the backward pass, so that small gradients do not
-    underflow in float16, and gradients and alignments are divided by it afterwards. Where the target gradient of a
-    batch is not finite it counts as zero, and so do alignments that are not finite: one bad batch leaves weights and
-    running means as they are. Nothing here synchronises with a GPU.
+    underflow in float16, and gradients and alignments are divided by it afterwards. Numbers of the target gradient
+    that are not finite count as zero, and so do alignments that are not finite: one bad batch leaves weights and
+    running means finite. Nothing here synchronises with a GPU.
     """
 
     inner: Sharing
